@@ -1,0 +1,291 @@
+"""The nouns of the pipeline. Who knows this file knows the program.
+
+One task's way: a `Task` is rolled out G times into `Trajectory`s, which make a `Group`. Where every
+valid trajectory failed, `Intervention`s are tried; those that succeed put a new trajectory, forked from
+a failed one, into the group. Each trajectory becomes a `Sample`, samples become `Batch`es
+(`rti_exp.batch`), batches a loss.
+
+Worked example, one trajectory of two turns (ids are token ids):
+
+    turn 0: context_ids [1, 9, 9, 4]   action_ids [7, 8, 2]   observations: one tool message
+    turn 1: context_ids [5, 6, 4]      action_ids [3, 2]      done, reward 1.0
+
+    token_ids  1 9 9 4 7 8 2 5 6 4 3 2      append-only: exactly what was sampled is what is trained
+    authors    0 0 0 0 1 1 1 0 0 0 1 1      ENVIRONMENT, POLICY, CORRECTOR
+    loss_mask  F F F F T T T F F F T T      from the author, never from the role name
+
+This module imports no torch.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+EvidenceLevel = Literal["none", "rubric", "reference"]
+
+
+class Author(enum.IntEnum):
+    """Who wrote a token."""
+
+    ENVIRONMENT = 0
+    """Prompt, tool result, user, chat template: never trained."""
+    POLICY = 1
+    CORRECTOR = 2
+
+
+class Status(enum.StrEnum):
+    """How a trajectory ended."""
+
+    OK = "ok"
+    TRUNCATED = "truncated"
+    """Ran out of turns or tokens. Valid: scored as the environment scores an unfinished episode."""
+    INFRASTRUCTURE_FAILURE = "infrastructure_failure"
+    """The environment or an engine broke. Never a reward: left out of every statistic, and counted."""
+
+
+class Outcome(enum.StrEnum):
+    """What became of one intervention attempt; the attrition funnel counts these."""
+
+    NO_FAULT = "no_fault"
+    NO_VERDICT = "no_verdict"
+    NO_CORRECTION = "no_correction"
+    """The corrector answered nothing usable (empty, or cut off before its end)."""
+    ROLE_UNAVAILABLE = "role_unavailable"
+    """The engine of a role stayed down; the attempt is lost, the run goes on."""
+    UNCHANGED = "unchanged"
+    LEAKED = "leaked"
+    MISSES_REQUIREMENT = "misses_requirement"
+    IMPLAUSIBLE = "implausible"
+    TOO_PERPLEXING = "too_perplexing"
+    REPLAY_MISMATCH = "replay_mismatch"
+    CONTINUATION_FAILED = "continuation_failed"
+    """The environment broke while the corrected rollout went on."""
+    STILL_FAILED = "still_failed"
+    NOT_CHOSEN = "not_chosen"
+    """Succeeded, but another correction of the same trajectory was drawn for the merge."""
+    ACCEPTED = "accepted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One chat message. `malformed` says why a tool call in `content` could not be read."""
+
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    malformed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One thing to do. `payload` is plain JSON: all that the environment needs to start an episode."""
+
+    id: str
+    family: str
+    split: str
+    payload: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What an engine generated. `log_probs` are the policy's at temperature 1, whatever the sampling."""
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    stop_reason: Literal["stop", "length"]
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One step: the ids appended before it, the ids the author wrote, what the environment answered.
+
+    The full prompt of turn k is the concatenation of `context_ids + action_ids` of turns 0..k-1 and its
+    own `context_ids`.
+    """
+
+    context_ids: tuple[int, ...]
+    action_ids: tuple[int, ...]
+    action_log_probs: tuple[float, ...]
+    """Behaviour log-probs under the rollout prompt at temperature 1; same length as `action_ids`."""
+    message: Message
+    observations: tuple[Message, ...]
+    author: Author
+    state_hash: str
+    """Hash of the environment's state before this step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """Where a trajectory left its parent: member `parent` of the same group, before step `step`."""
+
+    parent: int
+    step: int
+    intervention_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """A finished, scored episode. `reward` is NaN exactly for infrastructure failures."""
+
+    task_id: str
+    member: int
+    turns: tuple[Turn, ...]
+    status: Status
+    reward: float
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    fork: Fork | None = None
+    error: str | None = None
+    correction_weights: tuple[float, ...] = ()
+    """rho of the corrected turn's tokens (turn `fork.step`); empty when nothing was corrected."""
+
+    @property
+    def valid(self) -> bool:
+        return self.status is not Status.INFRASTRUCTURE_FAILURE
+
+    def prompt_ids(self, step: int) -> tuple[int, ...]:
+        """The full prompt of turn `step`: all ids before its action."""
+        ids: list[int] = []
+        for turn in self.turns[:step]:
+            ids += turn.context_ids + turn.action_ids
+        return (*ids, *self.turns[step].context_ids)
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(len(turn.action_ids) for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the roles may be told beyond the rollout's own history.
+
+    `rubric` are the conditions of success, `failed` those that the trajectory did not meet, `reference`
+    the solution (level `reference` only). None of it may reach a rollout prompt.
+    """
+
+    level: EvidenceLevel
+    rubric: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    reference: str | None = None
+
+    @property
+    def text(self) -> str:
+        """All of the evidence as one line, for prompts and for the leak rule."""
+        parts = ["; ".join(self.rubric)]
+        if self.failed:
+            parts.append("failed: " + ", ".join(self.failed))
+        if self.reference:
+            parts.append("reference: " + self.reference)
+        return " | ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The validator's answer for one trajectory. `step` is set exactly when `kind` is "harmful"."""
+
+    kind: Literal["harmful", "no_fault", "no_verdict"]
+    step: int | None = None
+    reason: str = ""
+    answers: tuple[str, ...] = ()
+    """The raw answer for each step that was judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """A rewritten assistant turn. `prompt_ids` is the correction prompt that pi_cal is scored under."""
+
+    prompt_ids: tuple[int, ...]
+    action_ids: tuple[int, ...]
+    text: str
+    message: Message
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One verifier check. `passed` is None when the answer could not be read (counts as not passed)."""
+
+    name: Literal["gold", "leak", "plausible"]
+    judge: str
+    passed: bool | None
+    answer: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervention:
+    """One attempt, whatever became of it."""
+
+    id: str
+    task_id: str
+    family: str
+    parent: int
+    sample: int
+    verdict: Verdict
+    outcome: Outcome
+    evidence: Evidence
+    original: str = ""
+    correction: Correction | None = None
+    checks: tuple[Check, ...] = ()
+    log_probs: tuple[float, ...] = ()
+    """Under the rollout prompt; exp(-mean) is the perplexity that the gate compares."""
+    calibration_log_probs: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
+    perplexity: float | None = None
+    state_hash: str = ""
+    child: Trajectory | None = None
+    shadow: bool = False
+    """True if the gate dropped it and it was continued for the record only."""
+    error: str | None = None
+
+    @property
+    def step(self) -> int | None:
+        return self.verdict.step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """G trajectories of one task: as sampled, and as merged after the interventions."""
+
+    task: Task
+    sampled: tuple[Trajectory, ...]
+    trajectories: tuple[Trajectory, ...]
+    interventions: tuple[Intervention, ...] = ()
+
+    def all_failed(self, success_threshold: float) -> bool:
+        """Whether RTI may step in: there are valid trajectories and none of the sampled ones succeeded."""
+        rewards = [trajectory.reward for trajectory in self.sampled if trajectory.valid]
+        return bool(rewards) and all(reward < success_threshold for reward in rewards)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One trajectory as equal-length token streams; `advantage` holds for all of its trained tokens."""
+
+    token_ids: tuple[int, ...]
+    authors: tuple[Author, ...]
+    loss_mask: tuple[bool, ...]
+    behaviour_log_probs: tuple[float, ...]
+    """0.0 where the mask is False."""
+    weights: tuple[float, ...]
+    """rho; 1.0 on every token that a corrector did not write."""
+    advantage: float
+    task_id: str
+    member: int
+
+    def __post_init__(self) -> None:
+        lengths = {
+            len(stream)
+            for stream in (self.token_ids, self.authors, self.loss_mask, self.behaviour_log_probs, self.weights)
+        }
+        if len(lengths) != 1:
+            raise ValueError(f"streams of sample {self.task_id}/{self.member} differ in length: {sorted(lengths)}")
