@@ -1,0 +1,47 @@
+"""Where things are: the configs (in a checkout or in an installed wheel), embedded policies, and runs.
+
+This module imports no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rti_exp.settings import SettingsError
+
+PACKAGE = Path(__file__).resolve().parent
+BUILTIN = "builtin:"
+
+
+def assets_root() -> Path:
+    """The folder that holds `conf/` and `sweeps/`.
+
+    Raises:
+        FileNotFoundError: neither a wheel's assets nor a checkout's folders are there.
+    """
+    for root in (PACKAGE / "_assets", PACKAGE.parent):
+        if (root / "conf" / "train.yaml").is_file():
+            return root
+    raise FileNotFoundError(f"conf/train.yaml is neither in {PACKAGE / '_assets'} nor in {PACKAGE.parent}")
+
+
+def builtin_policies() -> list[str]:
+    """Names that may follow `builtin:`."""
+    return sorted(path.parent.name for path in (PACKAGE / "policies").glob("*/config.json"))
+
+
+def policy_folder(path: str, key: str = "policy.path") -> Path:
+    """The transformers folder that a policy path means: `builtin:<name>`, or a folder on disk.
+
+    Raises:
+        SettingsError: no such policy; the message names `key`.
+    """
+    if path.startswith(BUILTIN):
+        folder = PACKAGE / "policies" / path.removeprefix(BUILTIN)
+        wanted = f"one of {[BUILTIN + name for name in builtin_policies()]}, or a folder with a transformers model"
+    else:
+        folder = Path(path).expanduser()
+        wanted = "a folder with a transformers model (config.json, weights, tokenizer)"
+    if not (folder / "config.json").is_file():
+        raise SettingsError(f"{key}={path!r}: there is no {folder / 'config.json'}; must be {wanted}")
+    return folder
