@@ -1,0 +1,176 @@
+"""The corrector: one full assistant turn in place of the harmful one.
+
+`corrector=none` is no object at all (None): then the method is GRPO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rti_exp.engines.base import Engine, GenerateRequest, Sampling
+from rti_exp.intervention.case import Case
+from rti_exp.intervention.prompts import is_closed, role_message, with_request
+from rti_exp.rollout.render import Renderer
+from rti_exp.settings import RolePrompt, RoleSettings
+from rti_exp.types import Completion, Correction, Message, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """One draw to be made: sample number `sample` of a harmful case."""
+
+    case: Case
+    step: int
+    reason: str
+    sample: int
+
+    @property
+    def seed(self) -> int:
+        return self.case.draw("corrector", self.sample)
+
+    @classmethod
+    def of(cls, case: Case, verdict: Verdict, sample: int) -> Rewrite:
+        """
+        Raises:
+            ValueError: the verdict names no step.
+        """
+        if verdict.step is None:
+            raise ValueError(f"no harmful step in {case.task.id}/{case.trajectory.member}")
+        return cls(case=case, step=verdict.step, reason=verdict.reason, sample=sample)
+
+    def request(self, prompt: RolePrompt) -> Message:
+        return role_message(prompt, evidence=self.case.evidence.text, reason=self.reason)
+
+
+class Corrector(Protocol):
+    """Writes corrections.
+
+    `same_tokenizer` says whether `engine` can score the policy's ids, which `reweight.scorer=source` needs.
+    """
+
+    engine: Engine
+    same_tokenizer: bool
+    reencoded: int
+    """Corrections since construction that were written in other ids and encoded anew for the policy."""
+
+    def correct(self, rewrites: Sequence[Rewrite]) -> list[Correction | None]:
+        """Corrections in the policy's ids, in the order of `rewrites`; None if empty or cut off.
+
+        Raises:
+            EngineUnavailable: the engine stayed down.
+        """
+        ...
+
+
+class SelfCorrector:
+    """The policy under the correction prompt."""
+
+    same_tokenizer = True
+
+    def __init__(self, *, engine: Engine, renderer: Renderer, prompt: RolePrompt, settings: RoleSettings) -> None:
+        self.engine = engine
+        self.renderer = renderer
+        self.prompt = prompt
+        self.settings = settings
+        self.reencoded = 0
+
+    def correct(self, rewrites: Sequence[Rewrite]) -> list[Correction | None]:
+        prompts = [correction_prompt(rewrite, self.prompt, self.renderer) for rewrite in rewrites]
+        completions = _draw(self.engine, self.renderer, prompts, rewrites, self.settings)
+        return [
+            _correction(prompt, completion.token_ids, self.renderer, source="self")
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+
+
+class TeacherCorrector:
+    """Another model, with a renderer of its own.
+
+    With the policy's tokenizer and chat format (`same_tokenizer`) it continues the policy's exact ids, and
+    its ids are taken as they are. Otherwise the conversation is rendered for the teacher, and the text of
+    its answer encoded for the policy.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        renderer: Renderer,
+        policy_renderer: Renderer,
+        same_tokenizer: bool,
+        prompt: RolePrompt,
+        settings: RoleSettings,
+    ) -> None:
+        self.engine = engine
+        self.renderer = policy_renderer if same_tokenizer else renderer
+        self.policy_renderer = policy_renderer
+        self.same_tokenizer = same_tokenizer
+        self.prompt = prompt
+        self.settings = settings
+        self.reencoded = 0
+
+    def correct(self, rewrites: Sequence[Rewrite]) -> list[Correction | None]:
+        policy_prompts = [correction_prompt(rewrite, self.prompt, self.policy_renderer) for rewrite in rewrites]
+        prompts = policy_prompts if self.same_tokenizer else [self._rendered(rewrite) for rewrite in rewrites]
+        completions = _draw(self.engine, self.renderer, prompts, rewrites, self.settings)
+        return [
+            self._for_policy(prompt, completion) for prompt, completion in zip(policy_prompts, completions, strict=True)
+        ]
+
+    def _rendered(self, rewrite: Rewrite) -> tuple[int, ...]:
+        """The correction prompt in the teacher's ids and chat format."""
+        case, step = rewrite.case, rewrite.step
+        ids = self.renderer.opening(case.opening, case.tools)
+        for turn in case.turns[:step]:
+            ids += self.renderer.action_ids(turn.message.content)
+            ids += self.renderer.appended(turn.observations, closed=True)
+        ids += self.renderer.action_ids(case.turns[step].message.content)
+        return with_request(ids, rewrite.request(self.prompt), self.renderer)
+
+    def _for_policy(self, prompt_ids: tuple[int, ...], completion: Completion) -> Correction | None:
+        ids = completion.token_ids
+        if not self.same_tokenizer:
+            # Looked at here, in the teacher's ids: the policy's stop ids mean something else there.
+            if not is_closed(ids, self.renderer):
+                return None
+            ids = self.policy_renderer.action_ids(self.renderer.message(ids).content)
+            self.reencoded += 1
+        return _correction(prompt_ids, ids, self.policy_renderer, source="teacher")
+
+
+def correction_prompt(rewrite: Rewrite, prompt: RolePrompt, renderer: Renderer) -> tuple[int, ...]:
+    """History, harmful step and the role's request, in the policy's exact ids."""
+    return with_request(rewrite.case.ids_through(rewrite.step), rewrite.request(prompt), renderer)
+
+
+def _draw(
+    engine: Engine,
+    renderer: Renderer,
+    prompts: Sequence[tuple[int, ...]],
+    rewrites: Sequence[Rewrite],
+    settings: RoleSettings,
+) -> list[Completion]:
+    if not rewrites:
+        return []
+    sampling = Sampling(temperature=settings.temperature, max_tokens=settings.max_tokens, stop_ids=renderer.stop_ids)
+    return engine.generate(
+        [
+            GenerateRequest(prompt_ids=prompt, sampling=sampling, seed=rewrite.seed)
+            for prompt, rewrite in zip(prompts, rewrites, strict=True)
+        ]
+    )
+
+
+def _correction(
+    prompt_ids: tuple[int, ...], action_ids: tuple[int, ...], renderer: Renderer, *, source: str
+) -> Correction | None:
+    if not is_closed(action_ids, renderer):
+        return None
+    message = renderer.message(action_ids)
+    if not message.content.strip() and not message.tool_calls:
+        return None
+    return Correction(
+        prompt_ids=prompt_ids, action_ids=action_ids, text=message.content, message=message, source=source
+    )

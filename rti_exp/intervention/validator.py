@@ -1,0 +1,80 @@
+"""The validator: which step of a failed trajectory is the first harmful one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rti_exp.engines.base import Engine
+from rti_exp.intervention.answers import read_harmful
+from rti_exp.intervention.ask import Answer, Question, ask
+from rti_exp.intervention.case import Case
+from rti_exp.intervention.prompts import role_message, with_request
+from rti_exp.rollout.render import Renderer
+from rti_exp.settings import RolePrompt, RoleSettings
+from rti_exp.types import Verdict
+
+
+@dataclass(slots=True)
+class _Scan:
+    """How far a case has been read."""
+
+    case: Case
+    answers: list[str] = field(default_factory=list)
+    verdict: Verdict | None = None
+
+
+class Validator:
+    """Judges the steps of every case from the first on, `settings.steps_per_call` of each in one engine call.
+
+    It sees the task, the evidence, the history and the step, and answers strict JSON
+    `{"harmful": bool, "reason"?: str}`. The scan of a case ends at its first harmful step. An answer that
+    stays unreadable ends it too, without a verdict: what comes later may not be the first harmful step.
+    """
+
+    def __init__(self, *, engine: Engine, renderer: Renderer, prompt: RolePrompt, settings: RoleSettings) -> None:
+        self.engine = engine
+        self.renderer = renderer
+        self.prompt = prompt
+        self.settings = settings
+
+    def judge(self, cases: Sequence[Case]) -> list[Verdict]:
+        """The verdicts, in the order of `cases`.
+
+        Raises:
+            EngineUnavailable: the engine stayed down.
+        """
+        scans = [_Scan(case) for case in cases]
+        first = 0
+        while any(scan.verdict is None for scan in scans):
+            self._wave([scan for scan in scans if scan.verdict is None], first)
+            first += self.settings.steps_per_call
+        return [scan.verdict for scan in scans if scan.verdict is not None]
+
+    def _wave(self, scans: Sequence[_Scan], first: int) -> None:
+        steps = [range(first, min(first + self.settings.steps_per_call, len(scan.case.turns))) for scan in scans]
+        questions = [self._question(scan.case, step) for scan, wave in zip(scans, steps, strict=True) for step in wave]
+        answers = iter(ask(questions, read_harmful, engine=self.engine, renderer=self.renderer, settings=self.settings))
+        for scan, wave in zip(scans, steps, strict=True):
+            _read(scan, [(step, next(answers)) for step in wave])
+
+    def _question(self, case: Case, step: int) -> Question:
+        request = role_message(self.prompt, evidence=case.evidence.text)
+        return Question(
+            prompt_ids=with_request(case.ids_through(step), request, self.renderer),
+            seed=lambda number: case.draw("validator", step, number),
+        )
+
+
+def _read(scan: _Scan, answers: Sequence[tuple[int, Answer[tuple[bool, str]]]]) -> None:
+    for step, answer in answers:
+        scan.answers.append(answer.text)
+        if answer.value is None:
+            scan.verdict = Verdict(kind="no_verdict", answers=tuple(scan.answers))
+            return
+        harmful, reason = answer.value
+        if harmful:
+            scan.verdict = Verdict(kind="harmful", step=step, reason=reason, answers=tuple(scan.answers))
+            return
+    if len(scan.answers) == len(scan.case.turns):
+        scan.verdict = Verdict(kind="no_fault", answers=tuple(scan.answers))
