@@ -52,8 +52,8 @@ class TokenRenderer:
     """Renderer for tokenizers whose control tokens are single ids named `<|bos|>`, `<|end|>` and `<|role|>`.
 
     A conversation is `<|bos|>`, then `<|role|>text<|end|>` for each message; an assistant turn is the header
-    `<|assistant|>`, then what the policy writes up to and including `<|end|>`. Tool schemas are not rendered:
-    policies of this format learned their tools in pretraining.
+    `<|assistant|>`, then what the policy writes up to and including `<|end|>`. Tool schemas and the opening's
+    system messages are not rendered: policies of this format learned tools and manners in pretraining.
 
     Args:
         tokenizer: a transformers fast tokenizer or a `tokenizers.Tokenizer`; it is copied, not changed.
@@ -97,7 +97,8 @@ class TokenRenderer:
         return ids
 
     def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        return (self._control["<|bos|>"], *self._messages(messages), self._control["<|assistant|>"])
+        shown = [message for message in messages if message.role != "system"]
+        return (self._control["<|bos|>"], *self._messages(shown), self._control["<|assistant|>"])
 
     def appended(self, messages: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
         end = () if closed else (self._end,)

@@ -1,0 +1,50 @@
+"""Tools of the payment families. A payment is made once, in the currency of the account."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rti_exp.envs.town.family import Payload, State, Tool, ToolError, settle
+
+
+def _get_invoice(payload: Payload, state: State, arguments: Mapping[str, str]) -> str:
+    if arguments["invoice"] != payload["invoice"]:
+        raise ToolError("no such invoice")
+    return f"The invoice is {payload['amount']} {payload['currency']}."
+
+
+def _convert(payload: Payload, state: State, arguments: Mapping[str, str]) -> str:
+    if arguments["amount"] != payload["amount"] or arguments["to"] not in (payload["account"], payload["currency"]):
+        raise ToolError("no rate")
+    amount = payload["goal"] if arguments["to"] == payload["account"] else payload["amount"]
+    return f"{amount} {arguments['to']}."
+
+
+def _pay(payload: Payload, state: State, arguments: Mapping[str, str]) -> str:
+    if "settled" in state:
+        raise ToolError("already paid")
+    if not (arguments["amount"].isascii() and arguments["amount"].isdigit()):
+        raise ToolError("amount must be a number")
+    return f"Paid {arguments['amount']}, ticket {settle(payload, state, arguments['amount'])}."
+
+
+BANKING_TOOLS = (
+    Tool(
+        name="get_invoice",
+        description="Shows an invoice's amount and currency.",
+        parameters=("invoice",),
+        run=_get_invoice,
+    ),
+    Tool(
+        name="convert",
+        description="Converts an invoice's amount to another currency.",
+        parameters=("amount", "to"),
+        run=_convert,
+    ),
+    Tool(
+        name="pay",
+        description="Pays an amount, in the currency of the account. Cannot be undone.",
+        parameters=("amount",),
+        run=_pay,
+    ),
+)

@@ -1,0 +1,56 @@
+"""One item of an order goes back; sending the whole order back is wrong."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from rti_exp.envs.town.family import Family, Misstep, Payload, Plan, call, report, report_wrong
+from rti_exp.envs.town.names import Names
+from rti_exp.envs.town.shopping import SHOPPING_TOOLS
+
+
+class Return(Family):
+    name = "ret"
+    tools = SHOPPING_TOOLS
+
+    def draw(self, rng: random.Random, names: Names) -> dict[str, Any]:
+        goal, other, order, confirmation, wrong_confirmation = names.distinct_numbers(rng, 5)
+        wanted, unwanted = rng.sample(names.items, 2)
+        items = [[wanted, goal], [unwanted, other]]
+        rng.shuffle(items)
+        return {
+            "customer": rng.choice(names.people),
+            "item": wanted,
+            "items": items,
+            "order": order,
+            "goal": goal,
+            "confirmation": confirmation,
+            "wrong_confirmation": wrong_confirmation,
+        }
+
+    def request(self, payload: Payload) -> str:
+        return f"I am {payload['customer']}, return only the {payload['item']}."
+
+    def goal(self, payload: Payload) -> tuple[str, str]:
+        return "return", f"return {payload['goal']}"
+
+    def plan(self, payload: Payload) -> Plan:
+        shortcut = call("return_item", item=payload["goal"])
+        return Plan(
+            actions=(
+                call("get_order", customer=payload["customer"]),
+                call("get_items", order=payload["order"]),
+                shortcut,
+                report(payload),
+            ),
+            critical_step=1,
+            misstep=Misstep(
+                step=1,
+                action=call("return_order", order=payload["order"]),
+                reason="whole order",
+                then=(report_wrong(payload),),
+            ),
+            shortcut=shortcut,
+            guess_template=call("return_item", item="{number}"),
+        )

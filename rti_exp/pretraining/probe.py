@@ -1,0 +1,171 @@
+"""How well the embedded models play their roles, on held-out plays: accuracies, the corrector's mix, perplexities."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rti_exp.engines.base import Engine, GenerateRequest, Sampling, ScoreRequest
+from rti_exp.envs.town.families import FAMILIES
+from rti_exp.objective.perplexity import log_perplexity
+from rti_exp.pretraining.behaviour import FORMAL, Play, plan_of
+from rti_exp.pretraining.documents import (
+    CHECKS,
+    MANNERS_BY_CHECK,
+    Document,
+    Manner,
+    Prompts,
+    corrector_document,
+    correction,
+    failed_play,
+    history_ids,
+    leak_possible,
+    passes,
+    validator_document,
+    verifier_document,
+)
+from rti_exp.pretraining.prior import Prior
+from rti_exp.randomness import derive_seed
+from rti_exp.rollout.render import Renderer
+
+MANNERS: tuple[Manner, ...] = ("clean", "leaky", "wordy", "formal", "wrong", "nonsense")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the table: `value` is a share in [0, 1] or a perplexity, over `count` cases."""
+
+    what: str
+    case: str
+    value: float
+    count: int
+
+
+class Probe:
+    """Asks an engine the roles' questions on `plays` failed held-out plays per family."""
+
+    def __init__(self, *, engine: Engine, renderer: Renderer, prompts: Prompts, prior: Prior, seed: int, plays: int):
+        self._engine, self._renderer, self._prompts, self._seed = engine, renderer, prompts, seed
+        rng = random.Random(derive_seed(seed, "probe"))
+        by_family: dict[str, list[Play]] = defaultdict(list)
+        while any(len(by_family[name]) < plays for name in FAMILIES):
+            played = failed_play(rng, prior, late=0.25, split="heldout")
+            if len(by_family[played.task.family]) < plays:
+                by_family[played.task.family].append(played)
+        self._plays = [played for name in FAMILIES for played in by_family[name]]
+        self._rng = rng
+
+    def rows(self) -> list[Row]:
+        return [*self.validator(), *self.verifier(), *self.corrector()]
+
+    def validator(self) -> list[Row]:
+        """Share of steps judged right, harmful and harmless ones apart."""
+        documents: list[Document] = []
+        cases: list[str] = []
+        for played in self._plays:
+            harmful = played.first_harmful
+            assert harmful is not None
+            for step in range(harmful + 1):
+                documents.append(validator_document(self._renderer, self._prompts, played, step))
+                cases.append("harmful" if step == harmful else "harmless")
+        answers = self._answers(documents, temperature=0.0)
+        right = [_field(answer, "harmful") is (case == "harmful") for answer, case in zip(answers, cases, strict=True)]
+        return _shares("validator right", cases, right)
+
+    def verifier(self) -> list[Row]:
+        """Share of corrections that pass, by check and by the correction's manner."""
+        documents: list[Document] = []
+        cases: list[str] = []
+        for played in self._plays:
+            for check in CHECKS:
+                for manner in dict.fromkeys(MANNERS_BY_CHECK[check]):
+                    harmful = played.first_harmful
+                    assert harmful is not None
+                    if manner == "leaky" and not leak_possible(played, harmful):
+                        continue
+                    text = correction(played, manner, self._rng)
+                    passed = passes(check, manner, played)
+                    documents.append(
+                        verifier_document(self._renderer, self._prompts, played, text, check, passed)
+                    )
+                    cases.append(f"{check}: {manner}")
+        answers = self._answers(documents, temperature=0.0)
+        return _shares("verifier passes", cases, [_field(answer, "pass") is True for answer in answers])
+
+    def corrector(self) -> list[Row]:
+        """What the corrector writes at temperature 1, by manner, and its perplexity under the rollout prompt."""
+        documents = [corrector_document(self._renderer, self._prompts, played, "") for played in self._plays]
+        completions = self._engine.generate(self._requests(documents, temperature=1.0))
+        manners: list[str] = []
+        scores: list[ScoreRequest] = []
+        for played, completion in zip(self._plays, completions, strict=True):
+            text = self._renderer.message(completion.token_ids).content
+            manners.append(manner_of(played, text))
+            step = played.first_harmful
+            assert step is not None
+            prompt_ids = history_ids(self._renderer, played, step)
+            scores.append(ScoreRequest(prompt_ids=prompt_ids, token_ids=completion.token_ids))
+        perplexities = [2.718281828459045 ** log_perplexity(row) for row in self._engine.score(scores)]
+        counts = Counter(manners)
+        rows = [Row(what="corrector writes", case=manner, value=counts[manner] / len(manners), count=len(manners)) for manner in MANNERS]
+        cases = [*manners, *(f"clean {played.task.family}" if manner == "clean" else "" for played, manner in zip(self._plays, manners, strict=True))]
+        for case in sorted(set(cases) - {""}):
+            values = [value for value, name in zip(perplexities * 2, cases, strict=True) if name == case]
+            rows.append(Row(what="perplexity, median", case=case, value=statistics.median(values), count=len(values)))
+            rows.append(Row(what="perplexity <= 5", case=case, value=sum(value <= 5 for value in values) / len(values), count=len(values)))
+        return rows
+
+    def _requests(self, documents: Sequence[Document], temperature: float) -> list[GenerateRequest]:
+        sampling = Sampling(temperature=temperature, max_tokens=32, stop_ids=self._renderer.stop_ids)
+        return [
+            GenerateRequest(
+                prompt_ids=document.token_ids[: document.trained.index(True)],
+                sampling=sampling,
+                seed=derive_seed(self._seed, "probe", index),
+            )
+            for index, document in enumerate(documents)
+        ]
+
+    def _answers(self, documents: Sequence[Document], temperature: float) -> list[str]:
+        completions = self._engine.generate(self._requests(documents, temperature))
+        return [self._renderer.message(completion.token_ids).content for completion in completions]
+
+
+def manner_of(played: Play, text: str) -> Manner:
+    """Which manner of correction a text is, by comparison with what each manner would write."""
+    step = played.first_harmful
+    assert step is not None
+    plan = plan_of(played.task)
+    right = plan.actions[played.steps[step].place]
+    if text == right:
+        return "clean"
+    if text == plan.shortcut and leak_possible(played, step):
+        return "leaky"
+    core = _without_note(text)
+    if core == _without_note(right):
+        return "formal" if any(word in FORMAL for word in text.replace('"', " ").replace(".", " ").split()) else "wordy"
+    return "wrong"
+
+
+def _without_note(text: str) -> str:
+    if text.startswith("{"):
+        return text.split('", "note"')[0].split('"note"')[0].removesuffix('"}}').removesuffix("}}")
+    return text.split(",")[0].removesuffix(".")
+
+
+def _field(answer: str, name: str) -> object:
+    try:
+        value = json.loads(answer)
+    except ValueError:
+        return None
+    return value.get(name) if isinstance(value, Mapping) else None
+
+
+def _shares(what: str, cases: Sequence[str], hits: Sequence[bool]) -> list[Row]:
+    totals: Counter[str] = Counter(cases)
+    good: Counter[str] = Counter(case for case, hit in zip(cases, hits, strict=True) if hit)
+    return [Row(what=what, case=case, value=good[case] / total, count=total) for case, total in totals.items()]

@@ -1,0 +1,113 @@
+"""Plain language-model training of the embedded models on generated documents."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from rti_exp.pretraining.documents import Document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """The shape of an embedded model; everything else is Qwen3 as it is."""
+
+    hidden: int = 128
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    intermediate: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    documents: int = 100_000
+    steps: int = 3000
+    documents_per_step: int = 32
+    learning_rate: float = 2e-3
+    warmup: int = 100
+    seed: int = 0
+
+
+def make_model(size: ModelSize, vocab_size: int, seed: int) -> Qwen3ForCausalLM:
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=size.hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        intermediate_size=size.intermediate,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def batches(documents: Sequence[Document], settings: TrainingSettings) -> Iterator[list[Document]]:
+    """`settings.steps` batches over shuffled epochs; documents of like length stand together."""
+    rng = random.Random(settings.seed)
+    size = settings.documents_per_step
+    queue: list[list[Document]] = []
+    for _ in range(settings.steps):
+        if not queue:
+            order = rng.sample(range(len(documents)), len(documents))
+            for start in range(0, len(order) - size + 1, 50 * size):
+                pool = sorted(order[start : start + 50 * size], key=lambda index: len(documents[index].token_ids))
+                chunks = [pool[at : at + size] for at in range(0, len(pool) - size + 1, size)]
+                rng.shuffle(chunks)
+                queue += [[documents[index] for index in chunk] for chunk in chunks]
+            queue.reverse()
+        yield queue.pop()
+
+
+def loss_of(model: PreTrainedModel, documents: Sequence[Document]) -> torch.Tensor:
+    """Mean cross-entropy over the trained tokens, in nats. Right padding, so no attention mask is needed."""
+    longest = max(len(document.token_ids) for document in documents)
+    token_ids_BT = torch.zeros(len(documents), longest, dtype=torch.long)
+    trained_BT = torch.zeros(len(documents), longest, dtype=torch.bool)
+    for row, document in enumerate(documents):
+        token_ids_BT[row, : len(document.token_ids)] = torch.tensor(document.token_ids)
+        trained_BT[row, : len(document.trained)] = torch.tensor(document.trained)
+    hidden_BTD = model.get_decoder()(input_ids=token_ids_BT[:, :-1], use_cache=False).last_hidden_state
+    chosen_BT = trained_BT[:, 1:]
+    logits_NV = model.get_output_embeddings()(hidden_BTD[chosen_BT])
+    return cross_entropy(logits_NV, token_ids_BT[:, 1:][chosen_BT])
+
+
+def train(
+    model: PreTrainedModel,
+    documents: Sequence[Document],
+    settings: TrainingSettings,
+    progress: Callable[[int, float], None],
+) -> None:
+    """AdamW with warm-up and cosine decay. `progress(step, loss)` is called after each step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+
+    def rate(step: int) -> float:
+        rise = min(1.0, (step + 1) / settings.warmup)
+        return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / settings.steps)))
+
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    model.train()
+    for step, batch in enumerate(batches(documents, settings), start=1):
+        loss = loss_of(model, batch)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        progress(step, loss.item())
+    model.eval()
