@@ -1,0 +1,114 @@
+"""Token losses. Each sums over its mask and divides by a total that is passed in.
+
+The total is the whole iteration's count of trained tokens, so summing the losses of micro-batches gives
+the loss of one big batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped here before exp (as in verl): an overflowing ratio times the clip's zero gradient is NaN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLossStats:
+    """Detached scalars. Shares are over `total_tokens`, so those of micro-batches add up; maxima do not."""
+
+    clip_share: Tensor
+    """Tokens at which the clipped ratio decided (no gradient), divided by the total."""
+    ratio_max: Tensor
+    """Largest ratio at a trained token; 0 without one."""
+
+
+def policy_loss(
+    log_probs_BT: Tensor,
+    behaviour_log_probs_BT: Tensor,
+    advantages_BT: Tensor,
+    weights_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    total_tokens: int,
+) -> tuple[Tensor, PolicyLossStats]:
+    """sum over the mask of -rho * min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), divided by `total_tokens`.
+
+    r = exp(log_probs - behaviour_log_probs), both under the rollout prompt at temperature 1, for corrected
+    tokens too.
+
+    Args:
+        log_probs_BT: [B, T] of the current weights, with gradient; anything where the mask is False.
+        behaviour_log_probs_BT: [B, T] of the weights that did the rollout.
+        advantages_BT: [B, T].
+        weights_BT: [B, T] rho; 1 on every token that no corrector wrote.
+        loss_mask_BT: [B, T] bool, the trained tokens.
+        clip_low: Lower clip range, in [0, 1).
+        clip_high: Upper clip range, >= 0.
+        total_tokens: Trained tokens of the iteration, >= 1.
+
+    Returns:
+        The loss, a scalar; and its statistics.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit, or a total below 1.
+
+    Source: Schulman et al. 2017, arXiv 1707.06347 (clip); Yu et al. 2025, arXiv 2503.14476 (clip-higher,
+    token mean); rho: arXiv 2610.13438.
+    """
+    _check(log_probs_BT, loss_mask_BT, total_tokens, behaviour_log_probs_BT, advantages_BT, weights_BT)
+    log_ratio_BT = (log_probs_BT - behaviour_log_probs_BT).masked_fill(~loss_mask_BT, 0.0)
+    ratio_BT = log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    plain_BT = ratio_BT * advantages_BT
+    clipped_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high) * advantages_BT
+    token_loss_BT = -weights_BT * torch.minimum(plain_BT, clipped_BT)
+    loss = token_loss_BT.masked_fill(~loss_mask_BT, 0.0).sum() / total_tokens
+    with torch.no_grad():
+        clipped = ((clipped_BT < plain_BT) & loss_mask_BT).sum() / total_tokens
+        ratio_max = ratio_BT.masked_fill(~loss_mask_BT, 0.0).max()
+    return loss, PolicyLossStats(clip_share=clipped, ratio_max=ratio_max)
+
+
+def kl_penalty(
+    log_probs_BT: Tensor, reference_log_probs_BT: Tensor, loss_mask_BT: Tensor, *, total_tokens: int
+) -> Tensor:
+    """KL(pi_theta || pi_reference) by the k3 estimator, exp(d) - d - 1 with d = log pi_ref - log pi_theta.
+
+    Summed over the mask and divided by `total_tokens`; never negative. Non-finite where a log-prob is.
+
+    Args:
+        log_probs_BT: [B, T] of the current weights, with gradient.
+        reference_log_probs_BT: [B, T] of the frozen reference.
+        loss_mask_BT: [B, T] bool.
+        total_tokens: Trained tokens of the iteration, >= 1.
+
+    Returns:
+        A scalar in nats, per trained token.
+
+    Raises:
+        ValueError: as `policy_loss`.
+
+    Source: Schulman 2020, joschu.net/blog/kl-approx.html; used so in GRPO, arXiv 2402.03300.
+    """
+    _check(log_probs_BT, loss_mask_BT, total_tokens, reference_log_probs_BT)
+    difference_BT = (reference_log_probs_BT.detach() - log_probs_BT).masked_fill(~loss_mask_BT, 0.0)
+    difference_BT = difference_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (torch.expm1(difference_BT) - difference_BT).sum() / total_tokens
+
+
+def _check(log_probs_BT: Tensor, loss_mask_BT: Tensor, total_tokens: int, *others_BT: Tensor) -> None:
+    if log_probs_BT.ndim != 2:
+        raise ValueError(f"log-probs must be [B, T], not {tuple(log_probs_BT.shape)}")
+    for other_BT in (loss_mask_BT, *others_BT):
+        if other_BT.shape != log_probs_BT.shape:
+            raise ValueError(f"shapes differ: {tuple(other_BT.shape)} and {tuple(log_probs_BT.shape)}")
+    if loss_mask_BT.dtype is not torch.bool:
+        raise ValueError(f"the loss mask must be bool, not {loss_mask_BT.dtype}")
+    if not all(tensor.is_floating_point() for tensor in (log_probs_BT, *others_BT)):
+        raise ValueError("log-probs, advantages and weights must be floating point")
+    if total_tokens < 1:
+        raise ValueError(f"total_tokens={total_tokens}: must be >= 1")
