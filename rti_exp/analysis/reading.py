@@ -18,7 +18,8 @@ import yaml
 
 from rti_exp.analysis import arms
 
-RUN_FILES = ("status.json", "config.yaml", "metrics.jsonl")
+RUN_FILES = ("status.json", "config.yaml", "metrics.jsonl", "job.log")
+STATES = ("running", "done", "failed", "interrupted")
 COMPUTE = ("generated_tokens", "scored_tokens", "trained_tokens", "seconds")
 RUN_COLUMNS = (
     *("run_key", "directory", "state", "usable", "why_not", "arm", "seed", "overrides", "values", "plain_grpo"),
@@ -62,11 +63,20 @@ class Study:
 
     @property
     def usable_runs(self) -> pd.DataFrame:
-        return self.runs[self.runs["usable"].astype(bool)]
+        return select(self.runs, usable=True)
 
     def of_usable(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The rows of `frame` that belong to usable runs."""
-        return frame[frame["run_key"].isin(self.usable_runs["run_key"])]
+        usable: Any = frame[frame["run_key"].isin(self.usable_runs["run_key"].tolist())]
+        return usable
+
+
+def select(frame: pd.DataFrame, **equal: Any) -> pd.DataFrame:
+    """The rows of `frame` in which each named column has the given value."""
+    found: Any = frame
+    for column, value in equal.items():
+        found = found[found[column] == value]
+    return found
 
 
 def number(value: Any) -> float:
@@ -118,10 +128,12 @@ def read_lines(path: Path, faults: list[str]) -> Iterator[dict[str, Any]]:
                 except (ValueError, RecursionError):
                     faults.append(f"{path.name}, line {place} is torn")
                     continue
-                if isinstance(value, dict):
-                    yield value
-                else:
+                if not isinstance(value, dict):
                     faults.append(f"{path.name}, line {place} holds no object")
+                elif value.get("capped"):
+                    faults.append(f"{path.name} reached its size cap in iteration {value.get('iteration')}")
+                else:
+                    yield value
     except FileNotFoundError:
         faults.append(f"{path.name} is missing")
     except OSError as error:
@@ -201,7 +213,7 @@ def _run_row(run: _RawRun, flat: arms.Flat, values: Mapping[str, Any]) -> dict[s
     row = {
         "run_key": run.path.name,
         "directory": str(run.path),
-        "state": state if isinstance(state, str) else "unknown",
+        "state": state if state in STATES else "unknown",
         "arm": arms.label(values) if run.config else "unknown",
         "seed": seed,
         "overrides": _texts(run.status.get("overrides")),

@@ -95,19 +95,32 @@ def mean_score(values_SN: Floats) -> float:
     return float(np.nanmean(values_SN, axis=1).mean())
 
 
+def _shared_task_means(values_SN: Floats, rng: np.random.Generator, resamples: int) -> Floats:
+    """Each seed's mean [R, S] over one task draw that holds for all of them; NaN if it drew none of its tasks."""
+    tasks = values_SN.shape[1]
+    counts_RN = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=resamples)
+    seen_RS = counts_RN @ (~np.isnan(values_SN)).T
+    totals_RS = counts_RN @ np.nan_to_num(values_SN).T
+    return np.divide(totals_RS, seen_RS, out=np.full(totals_RS.shape, np.nan), where=seen_RS > 0)
+
+
 def bootstrap_means(values_SN: Floats, rng: np.random.Generator, resamples: int = RESAMPLES) -> Floats:
     """Resampled means [R] of scores [S, N], in which every seed has at least one task.
 
-    Seeds are drawn first, then tasks. Where all seeds saw the same tasks the task is a cluster: one task
-    draw holds for every drawn seed, since a hard task is hard under each of them. Where they did not, each
-    drawn seed draws from its own tasks. One seed is always itself, so that only tasks vary.
+    Seeds are drawn first, then tasks. Where seeds share tasks the task is a cluster: one task draw holds
+    for every drawn seed, since a hard task is hard under each of them. Where no task is shared, each drawn
+    seed draws from its own tasks. One seed is always itself, so that only tasks vary.
     Multinomial counts stand for the draws: exactly the same distribution, without an [R, S, N] array.
     """
-    seeds, tasks = values_SN.shape
+    seeds = len(values_SN)
+    seen_SN = ~np.isnan(values_SN)
     seed_counts_RS = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
-    if not np.isnan(values_SN).any():
-        task_counts_RN = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=resamples)
-        return ((seed_counts_RS @ values_SN) * task_counts_RN).sum(axis=1) / (seeds * tasks)
+    if (seen_SN.sum(axis=0) > 1).any() or seeds == 1:
+        means_RS = _shared_task_means(values_SN, rng, resamples)
+        weights_RS = seed_counts_RS * ~np.isnan(means_RS)
+        weights_R = weights_RS.sum(axis=1)
+        # A draw that hit no scored task has no mean; such draws are rare and are not counted.
+        return (weights_RS * np.nan_to_num(means_RS)).sum(axis=1)[weights_R > 0] / weights_R[weights_R > 0]
     totals_R = np.zeros(resamples)
     for seed, row_N in enumerate(values_SN):
         own_N = row_N[~np.isnan(row_N)]
@@ -139,21 +152,19 @@ def estimate(scores: Scores, resamples: int = RESAMPLES) -> Estimate:
 
 
 def _paired_values(first: Scores, second: Scores) -> tuple[tuple[int, ...], Floats] | None:
-    """Shared seeds and the differences [S, N] on them, or None if the tasks of a shared seed differ."""
+    """Shared seeds and the differences [S, N] on them, NaN where one has no score; None if not paired."""
     seeds = tuple(seed for seed in first.seeds if seed in second.seeds)
     if not seeds or set(first.tasks) != set(second.tasks):
         return None
     first, second = first.select_seeds(seeds), second.select_seeds(seeds).select_tasks(first.tasks)
-    if not np.array_equal(np.isnan(first.values_SN), np.isnan(second.values_SN)):
-        return None
     return seeds, first.values_SN - second.values_SN
 
 
 def difference(first: Scores, second: Scores, resamples: int = RESAMPLES) -> Difference:
     """Mean of `first` minus mean of `second` with its interval.
 
-    Paired, over the seeds that both have, when each of these saw the same tasks in both: seed and task
-    effects that the arms share cancel. Otherwise the arms are resampled apart and `paired` is False.
+    Paired, over the seeds that both have, if they evaluated the same tasks: effects of seed and task that
+    the arms share cancel. Otherwise the arms are resampled apart and `paired` is False.
     """
     rng = np.random.default_rng(BOOTSTRAP_SEED)
     pairs = _paired_values(first, second)
@@ -174,9 +185,9 @@ def difference(first: Scores, second: Scores, resamples: int = RESAMPLES) -> Dif
     value = mean_score(first.values_SN) - mean_score(second.values_SN)
     low = high = math.nan
     if not math.isnan(value):
-        low, high = _interval(
-            bootstrap_means(first.values_SN, rng, resamples) - bootstrap_means(second.values_SN, rng, resamples)
-        )
+        means = [bootstrap_means(scores.values_SN, rng, resamples) for scores in (first, second)]
+        count = min(len(means_R) for means_R in means)
+        low, high = _interval(means[0][:count] - means[1][:count])
     return Difference(
         value=value,
         low=low,

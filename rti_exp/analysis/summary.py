@@ -1,0 +1,201 @@
+"""The numbers that tables, figures and the report share: computed once, from usable runs only."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rti_exp.analysis.reading import COMPUTE, Study, select
+from rti_exp.analysis.statistics import (
+    Difference,
+    Estimate,
+    Scores,
+    difference,
+    estimate,
+    interquartile_mean,
+    pass_at_k,
+    probability_of_improvement,
+)
+from rti_exp.types import Outcome
+
+SPLIT = "heldout"
+KS = (1, 8)
+OUTCOMES = tuple(outcome.value for outcome in Outcome)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmSummary:
+    """One arm. Estimates are None where no usable run has the evaluation (or the samples) for them."""
+
+    arm: str
+    states: dict[str, int]
+    """Run directories by state, "missing" included."""
+    seeds: tuple[int, ...]
+    """Of the usable runs."""
+    last_iterations: tuple[int, ...]
+    """Distinct iterations of the evaluations that `passes` rests on."""
+    base: Estimate | None
+    passes: dict[int, Estimate | None]
+    """By k."""
+    seed_means: dict[int, tuple[float, ...]]
+    """By k, each seed's mean."""
+    iqm: dict[int, float]
+    families: dict[str, tuple[Estimate | None, Estimate]]
+    """By family, pass@1 of the base and at the last evaluation."""
+    attempts: float
+    outcomes: dict[str, float]
+    """Sums over the usable runs; NaN if one of them has no such column."""
+    compute: dict[str, float]
+    """Means over the usable runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmDifference:
+    """An arm against the baseline arm, by k."""
+
+    arm: str
+    passes: dict[int, Difference | None]
+    probability_of_improvement: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    arms: tuple[ArmSummary, ...]
+    baseline: str | None
+    differences: tuple[ArmDifference, ...]
+
+
+def heldout(study: Study) -> pd.DataFrame:
+    """Evaluation rows of usable runs on held-out tasks."""
+    return select(study.of_usable(study.evaluations), split=SPLIT)
+
+
+def at_last(rows: pd.DataFrame) -> pd.DataFrame:
+    """Each run's rows of its last evaluation; the base's (iteration 0) is not one."""
+    trained: Any = rows[rows["iteration"] > 0]
+    if trained.empty:
+        return trained
+    return trained[trained["iteration"] == trained.groupby("run_key")["iteration"].transform("max")]
+
+
+def scores(rows: pd.DataFrame, k: int) -> Scores | None:
+    """pass@k per seed and task, NaN where a task has fewer than k valid samples; None if a seed has none."""
+    if rows.empty:
+        return None
+    counts = zip(rows["samples"].tolist(), rows["successes"].tolist(), strict=True)
+    values = pd.Series([pass_at_k(n, c, k) if n >= k else math.nan for n, c in counts], index=rows.index)
+    matrix = rows.assign(value=values).pivot(index="seed", columns="task_id", values="value")
+    values_SN = matrix.to_numpy(dtype=np.float64)
+    if np.isnan(values_SN).all(axis=1).any():
+        return None
+    return Scores(
+        seeds=tuple(int(seed) for seed in matrix.index),
+        tasks=tuple(str(task) for task in matrix.columns),
+        values_SN=values_SN,
+    )
+
+
+def _estimate(rows: pd.DataFrame, k: int) -> Estimate | None:
+    found = scores(rows, k)
+    return estimate(found) if found is not None else None
+
+
+def _seed_means(found: Scores | None) -> tuple[float, ...]:
+    if found is None:
+        return ()
+    return tuple(float(value) for value in np.nanmean(found.values_SN, axis=1))
+
+
+def _total(metrics: pd.DataFrame, column: str) -> float:
+    """Sum of a column; NaN if it is absent or has a gap, since a part is not the whole."""
+    return sum(metrics[column].tolist()) if column in metrics else math.nan
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def funnel(metrics: pd.DataFrame) -> tuple[float, dict[str, float]]:
+    """Attempts and attempts by outcome over the given train rows."""
+    return _total(metrics, "funnel/attempts"), {name: _total(metrics, f"funnel/{name}") for name in OUTCOMES}
+
+
+def _states(study: Study, arm: str) -> dict[str, int]:
+    states = dict(Counter(select(study.runs, arm=arm)["state"].tolist()))
+    absent = sum(name == arm for name, _ in study.missing)
+    return states | ({"missing": absent} if absent else {})
+
+
+def _families(rows: pd.DataFrame) -> dict[str, tuple[Estimate | None, Estimate]]:
+    last = at_last(rows)
+    base = select(rows, iteration=0)
+    families = {}
+    for family in sorted(set(last["family"].tolist())):
+        final = _estimate(select(last, family=family), 1)
+        if final is not None:
+            families[family] = (_estimate(select(base, family=family), 1), final)
+    return families
+
+
+def summarize_arm(study: Study, arm: str) -> ArmSummary:
+    runs = select(study.usable_runs, arm=arm)
+    rows = select(heldout(study), arm=arm)
+    last = at_last(rows)
+    means = {k: _seed_means(scores(last, k)) for k in KS}
+    attempts, outcomes = funnel(select(study.of_usable(study.metrics), arm=arm))
+    return ArmSummary(
+        arm=arm,
+        states=_states(study, arm),
+        seeds=tuple(sorted(int(seed) for seed in runs["seed"].tolist())),
+        last_iterations=tuple(sorted(set(last["iteration"].tolist()))),
+        base=_estimate(select(rows, iteration=0), 1),
+        passes={k: _estimate(last, k) for k in KS},
+        seed_means=means,
+        iqm={k: interquartile_mean(means[k]) for k in KS},
+        families=_families(rows),
+        attempts=attempts,
+        outcomes=outcomes,
+        compute={name: _mean(runs[name].tolist()) for name in COMPUTE},
+    )
+
+
+def choose_baseline(study: Study) -> str | None:
+    """The first arm with a usable run that never intervenes, else the first with a usable run."""
+    plain = set(select(study.usable_runs, plain_grpo=True)["arm"].tolist())
+    usable = set(study.usable_runs["arm"].tolist())
+    with_runs = [arm for arm in study.arms if arm in usable]
+    return next((arm for arm in with_runs if arm in plain), with_runs[0] if with_runs else None)
+
+
+def _difference(study: Study, arm: str, baseline: str, k: int) -> Difference | None:
+    rows = at_last(heldout(study))
+    first, second = (scores(select(rows, arm=name), k) for name in (arm, baseline))
+    return difference(first, second) if first is not None and second is not None else None
+
+
+def summarize(study: Study, baseline: str | None = None) -> Summary:
+    """All numbers of a study. `baseline` is an arm's label; `choose_baseline` is used where it is None.
+
+    Raises ValueError for a baseline that is no arm of the study.
+    """
+    if baseline is not None and baseline not in study.arms:
+        raise ValueError(f"no arm {baseline!r}; the arms are: {'; '.join(study.arms)}")
+    baseline = baseline if baseline is not None else choose_baseline(study)
+    arms = tuple(summarize_arm(study, arm) for arm in study.arms)
+    by_name = {arm.arm: arm for arm in arms}
+    differences = tuple(
+        ArmDifference(
+            arm=arm.arm,
+            passes={k: _difference(study, arm.arm, baseline, k) for k in KS},
+            probability_of_improvement=probability_of_improvement(arm.seed_means[1], by_name[baseline].seed_means[1]),
+        )
+        for arm in arms
+        if baseline is not None and arm.arm != baseline and arm.seeds
+    )
+    return Summary(arms=arms, baseline=baseline, differences=differences)
