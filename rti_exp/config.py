@@ -7,22 +7,17 @@ raises `SettingsError`, whose message names the full key and says what would be 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
-import importlib
-import inspect
-import math
 import re
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rti_exp.paths import policy_folder
 from rti_exp.runs import run_key
 from rti_exp.settings import (
     CHECK_NAMES,
@@ -38,14 +33,12 @@ from rti_exp.settings import (
     SettingsError,
     VerifierSettings,
 )
-
-Settings = TypeVar("Settings")
+from rti_exp.typed import signature_class, typed, unknown_key
 
 VOLATILE = ("study", "runs_root", "fresh", "size", "logger", "trainer")
 """Keys that do not make another run: where it is kept, who is told, on what it is computed."""
 SECRET_KEY = re.compile(r"api_?key|secret|password|(^|_)token$", re.IGNORECASE)
 ENVIRONMENT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
-NOT_FINITE = {"inf": math.inf, "infinity": math.inf, "nan": math.nan}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,50 +202,16 @@ def check(cfg: DictConfig) -> Config:
     known = [*scalars, *GROUPS, *PARTS]
     for key in nodes:
         if key not in known:
-            raise SettingsError(f"{key}: unknown key{_meant(key, known)}; known are {', '.join(sorted(known))}")
+            raise SettingsError(unknown_key(key, key, known, ""))
     for key in (*GROUPS, *PARTS):
         if not isinstance(nodes.get(key), dict):
             raise SettingsError(f"{key}={nodes.get(key)!r}: must be a group of keys; choose an option of {key}/")
-    run, top = (
-        typed(cls, {name: nodes[name] for name in _names(cls) if name in nodes}, "") for cls in scalar_classes
-    )
+    run, top = (typed(cls, {name: nodes[name] for name in _names(cls) if name in nodes}, "") for cls in scalar_classes)
     made = {attribute: typed(cls, nodes[key], key) for key, (attribute, cls) in GROUPS.items()}
     parts = {key: _part(key, nodes[key], cls) for key, cls in PARTS.items()}
     plain = _plain(nodes, run, top, made, parts)
     key = run_key(_identity(plain))
     return Config(run=run, top=top, plain=plain, key=key, **made, **parts)
-
-
-def typed(cls: type[Settings], node: Mapping[str, Any], key: str) -> Settings:
-    """`node` as a settings object; `key` is the node's own full key ("" at the top).
-
-    Raises:
-        SettingsError: an unknown key, a wrong type, or what `cls` refuses.
-    """
-    prefix = f"{key}." if key else ""
-    hints = typing.get_type_hints(cls)
-    for name in node:
-        if name not in hints:
-            raise SettingsError(
-                f"{prefix}{name}: unknown key{_meant(name, hints, prefix)}; {key} has {', '.join(hints)}"
-            )
-    values = {name: _number(value, hints[name], prefix + name) for name, value in node.items()}
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(cls), values)
-    except OmegaConfBaseException as error:
-        path = error.full_key or str(error.key)
-        value: Any = values
-        for step in path.split("."):
-            value = value.get(step) if isinstance(value, Mapping) else None
-        wanted = _words(hints[path]) if path in hints else error.msg
-        raise SettingsError(f"{prefix}{path}={_shown(value)}: must be {wanted}") from error
-    try:
-        settings = OmegaConf.to_object(merged)
-    except SettingsError as error:
-        message = str(error)
-        raise SettingsError(message if message.startswith(prefix) else f"{key}: {message}") from error
-    assert isinstance(settings, cls)
-    return settings
 
 
 def _part(key: str, node: Mapping[str, Any], cls: type | None) -> Part:
@@ -263,71 +222,23 @@ def _part(key: str, node: Mapping[str, Any], cls: type | None) -> Part:
     if target is None:
         return Part(target=None, options=options)
     if cls is None or not target.startswith("rti_exp."):
-        cls = _signature_class(key, target)
+        cls = signature_class(key, target)
     return Part(target=target, options=options if cls is None else typed(cls, options, key))
 
 
-def _signature_class(key: str, target: str) -> type | None:
-    """A settings class made from a target's keyword parameters; None if it takes any keyword.
+def check_files(config: Config) -> None:
+    """That the models that the config names are there.
 
-    Only targets outside the package and torch-free ones in it come here.
+    Raises:
+        SettingsError: naming the key and the missing file.
     """
-    module, _, name = target.rpartition(".")
-    try:
-        made = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SettingsError(f"{key}._target_={target!r}: must be the full name of a class ({error})") from error
-    parameters = inspect.signature(made).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    hints = typing.get_type_hints(made if inspect.isfunction(made) else made.__init__)
-    fields = [
-        (parameter.name, hints.get(parameter.name, Any), field(default=parameter.default))
-        for parameter in parameters
-        if parameter.default is not parameter.empty
-    ]
-    return dataclasses.make_dataclass(name, fields)
+    policy_folder(config.policy.path)
+    if isinstance(config.corrector.options, CorrectorSettings) and config.corrector.options.path is not None:
+        policy_folder(config.corrector.options.path, "corrector.path")
 
 
 def _names(cls: type) -> list[str]:
     return [entry.name for entry in dataclasses.fields(cls)]
-
-
-def _meant(name: str, known: typing.Iterable[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {prefix}{close[0]}?)" if close else ""
-
-
-def _number(value: Any, hint: Any, key: str) -> Any:
-    """Numbers as the field wants them: infinity in each spelling; no fraction cut off; no negative zero."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if isinstance(value, str) and float in options:
-        sign = -1.0 if value.strip().startswith("-") else 1.0
-        name = value.strip().lstrip("+-").lstrip(".").lower()
-        value = sign * NOT_FINITE[name] if name in NOT_FINITE else value
-    if int in options and float not in options and isinstance(value, float):
-        if not value.is_integer():
-            raise SettingsError(f"{key}={value}: must be {_words(hint)}")
-        value = int(value)
-    return value + 0.0 if isinstance(value, float) else value
-
-
-def _words(hint: Any) -> str:
-    """A type in words."""
-    simple = {float: "a number, or inf", int: "an integer", bool: "true or false", str: "text", type(None): "null"}
-    if hint in simple:
-        return simple[hint]
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return "one of " + ", ".join(member.name for member in hint)
-    if isinstance(hint, types.UnionType):
-        return " or ".join(_words(option) for option in typing.get_args(hint))
-    if typing.get_origin(hint) is list:
-        return f"a list ({_words(typing.get_args(hint)[0])} each)"
-    return "a group of keys"
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else repr(value)
 
 
 def _refuse_secrets(node: Any, path: str = "") -> None:
@@ -339,12 +250,12 @@ def _refuse_secrets(node: Any, path: str = "") -> None:
         return
     for name, value in node.items():
         full = f"{path}.{name}" if path else str(name)
-        if SECRET_KEY.search(str(name)) and not isinstance(value, Mapping | list | None):
-            if not isinstance(value, str) or not ENVIRONMENT_NAME.fullmatch(value):
-                raise SettingsError(
-                    f"{full}: must be the NAME of an environment variable (capitals, digits, _) that holds the "
-                    "secret; the value itself is never read from the config (and is not shown here)"
-                )
+        secret = SECRET_KEY.search(str(name)) and not isinstance(value, Mapping | list | None)
+        if secret and not (isinstance(value, str) and ENVIRONMENT_NAME.fullmatch(value)):
+            raise SettingsError(
+                f"{full}: must be the NAME of an environment variable (capitals, digits, _) that holds the "
+                "secret; the value itself is never read from the config (and is not shown here)"
+            )
         _refuse_secrets(value, full)
 
 

@@ -14,23 +14,21 @@ All JSON is strict: infinity is the string "inf", NaN is null. This module impor
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import datetime
-import enum
 import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
+
+from rti_exp.jsonlines import LineFile, plain, read_lines, write_atomically
 
 STATES = ("running", "done", "failed", "interrupted")
 COMPUTE = {
@@ -50,38 +48,6 @@ class RunUnwritable(Exception):
     """The run directory cannot be made or written."""
 
 
-def plain(value: Any) -> Any:
-    """`value` as what strict JSON can hold: infinities as "inf" and "-inf", NaN as None.
-
-    Raises:
-        TypeError: a type that has no JSON form.
-    """
-    if isinstance(value, enum.Enum):
-        return plain(value.value)
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        if math.isnan(value):
-            return None
-        return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes | bytearray):
-        return [plain(item) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "tolist"):  # numpy and torch scalars and arrays, without importing either
-        return plain(value.tolist())
-    raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
-def to_json(value: Any) -> str:
-    """`value` as one line of strict JSON."""
-    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
-
-
 def run_key(identity: Mapping[str, Any]) -> str:
     """A short hash of a normalised config without its volatile keys: 12 hexadecimal digits."""
     text = json.dumps(plain(identity), sort_keys=True, ensure_ascii=True, allow_nan=False)
@@ -92,20 +58,6 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text`; whatever goes wrong, the file holds the old text or the new."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):  # gone after a success; on a broken disk the first error counts
-            temporary.unlink()
-
-
 def error_record(error: BaseException) -> dict[str, str]:
     """{type, message, traceback} for `status.error`."""
     return {
@@ -113,6 +65,42 @@ def error_record(error: BaseException) -> dict[str, str]:
         "message": str(error),
         "traceback": "".join(traceback.format_exception(error)),
     }
+
+
+def death_record(kind: str, message: str, *, log: Path) -> dict[str, str]:
+    """The same for a process that could not write its own; its log's end stands for the traceback."""
+    try:
+        tail = log.read_bytes()[-4000:].decode("utf-8", "replace")
+    except OSError:
+        tail = ""
+    return {"type": kind, "message": message, "traceback": tail}
+
+
+def settle(directory: Path, *, state: str, error: Mapping[str, str] | None, identity: Mapping[str, Any]) -> None:
+    """Write the last state of a run whose process is gone and has not. Nothing is written where another
+    process works, or where the disk does not take it."""
+    try:
+        lock = _lock(directory)
+    except (RunLocked, RunUnwritable):
+        return
+    try:
+        status = read_status(directory) or {
+            **identity,
+            "iterations_done": 0,
+            "started": None,
+            "wandb_id": None,
+            "compute": dict.fromkeys(COMPUTE, 0),
+        }
+        if status.get("state") not in ("done", "failed", "interrupted") or status.get("ended") is None:
+            _write_status(directory, {**status, "state": state, "ended": now(), "error": error})
+    except OSError:
+        return
+    finally:
+        os.close(lock)
+
+
+def _write_status(directory: Path, status: Mapping[str, Any]) -> None:
+    write_atomically(directory / "status.json", json.dumps(plain(status), indent=2) + "\n")
 
 
 def read_status(directory: Path) -> dict[str, Any] | None:
@@ -128,28 +116,6 @@ def is_done(directory: Path) -> bool:
     """Whether the run in this directory is done; only looks."""
     status = read_status(directory)
     return status is not None and status["state"] == "done"
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a .jsonl file, without a torn last line and without the line that tells of the size cap.
-
-    Raises:
-        ValueError: a line other than the last is no JSON object; the message names file and line.
-    """
-    if not path.is_file():
-        return
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number}: not a JSON object")
-            if not row.get("capped"):
-                yield row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,76 +159,6 @@ def load_runs(study_dir: Path) -> list[RunRecord]:
         return []
     found = (path for path in sorted(study_dir.iterdir()) if path.is_dir() and not path.name.startswith("."))
     return [load_run(path) for path in found if (path / "config.yaml").exists() or (path / "status.json").exists()]
-
-
-class LineFile:
-    """Appends whole lines of strict JSON, each append on disk before it returns.
-
-    A torn last line, left by a killed process or a full disk, is cut off. With a limit, the first record
-    that would pass it is dropped and one line {"capped": true, ...} is written in its place; what comes
-    later is dropped.
-    """
-
-    def __init__(self, path: Path, *, limit_bytes: int | None = None) -> None:
-        self.path = path
-        self.limit_bytes = limit_bytes
-        self.capped = False
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        self._size = self._cut_torn_line()
-
-    def _cut_torn_line(self) -> int:
-        size = os.lseek(self._descriptor, 0, os.SEEK_END)
-        end = size
-        tail = b""
-        while end > 0:
-            start = max(0, end - 65536)
-            tail = os.pread(self._descriptor, end - start, start)
-            newline = tail.rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        if end != size:
-            os.ftruncate(self._descriptor, end)
-        last = tail[: tail.rfind(b"\n")].rpartition(b"\n")[2]
-        self.capped = last.startswith(b'{"capped": true')
-        return end
-
-    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        if self.capped:
-            return
-        chunk = b""
-        for row in rows:
-            line = (to_json(row) + "\n").encode("utf-8", "backslashreplace")
-            if self.limit_bytes is not None and self._size + len(chunk) + len(line) > self.limit_bytes:
-                note = {"capped": True, "iteration": row.get("iteration"), "limit_bytes": self.limit_bytes}
-                chunk += (to_json(note) + "\n").encode()
-                self.capped = True
-                break
-            chunk += line
-        try:
-            written = 0
-            while written < len(chunk):
-                written += os.pwrite(self._descriptor, chunk[written:], self._size + written)
-            os.fsync(self._descriptor)
-        except OSError:
-            os.ftruncate(self._descriptor, self._size)  # a full disk must not leave half a line
-            raise
-        self._size += len(chunk)
-
-    def keep(self, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Drop the rows that are not wanted; the file is replaced as a whole."""
-        rows = list(read_lines(self.path))
-        kept = [row for row in rows if wanted(row)]
-        if len(kept) == len(rows) and not self.capped:
-            return
-        write_atomically(self.path, "".join(to_json(row) + "\n" for row in kept))
-        self.close()
-        self._descriptor = os.open(self.path, os.O_RDWR)
-        self._size = self._cut_torn_line()
-
-    def close(self) -> None:
-        os.close(self._descriptor)
 
 
 class Run:
@@ -418,7 +314,7 @@ class Run:
         self.update(state=state, ended=now(), error=None if error is None else error_record(error))
 
     def _write_status(self) -> None:
-        write_atomically(self.directory / "status.json", json.dumps(plain(self.status), indent=2) + "\n")
+        _write_status(self.directory, self.status)
 
     def close(self) -> None:
         """Let go of the directory."""

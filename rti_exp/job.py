@@ -1,0 +1,164 @@
+"""One job: its directory, its lock, its status, and the training in between.
+
+torch is imported only once the config is checked, the policy is there, and the directory is ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+
+from rti_exp.config import Config, check, check_files
+from rti_exp.runs import Run, RunLocked, is_done
+from rti_exp.settings import SettingsError
+
+DONE, FAILED, BAD_CONFIG, INTERRUPTED = 0, 1, 2, 130
+
+
+class Interrupted(BaseException):
+    """A signal asked the run to end. No KeyboardInterrupt: Lightning would exit with 1 on that."""
+
+
+def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: str = "single") -> int:
+    """Train one run to its end; its exit code: 0 done (or done before), 1 failed, 2 bad config, 130 interrupted.
+
+    Raises:
+        SettingsError: the config is bad; nothing has been written.
+        RunUnwritable: the run directory cannot be made or written.
+    """
+    config = check(cfg)
+    check_files(config)
+    study = config.top.study or default_study
+    directory = config.directory(study)
+    if _rank() > 0:  # a rank that Lightning started: rank 0 holds the directory
+        return _train(config, None)
+    if not config.top.fresh and is_done(directory):
+        print(f"already done: {directory} (fresh=true starts over)")
+        return DONE
+    try:
+        run = Run.open(
+            directory,
+            key=config.key,
+            study=study,
+            config=config.plain,
+            overrides=[text for text in overrides if not text.startswith("hydra.")],
+            seed=config.run.seed,
+            fresh=config.top.fresh,
+        )
+    except RunLocked as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    try:
+        print(f"run {config.key} in {directory}")
+        return _recorded(config, run)
+    finally:
+        run.close()
+
+
+def _rank() -> int:
+    return int(os.environ.get("LOCAL_RANK") or 0) + int(os.environ.get("NODE_RANK") or 0)
+
+
+def _recorded(config: Config, run: Run) -> int:
+    """Train, and write down how it ended."""
+    try:
+        with _signals_as_interrupt():
+            return _train(config, run)
+    except Interrupted as error:
+        _finish(run, "interrupted", None)
+        print(f"interrupted ({error}); the same command goes on from the last checkpoint", file=sys.stderr)
+        return INTERRUPTED
+    except SettingsError as error:
+        _finish(run, "failed", error)
+        print(f"bad config: {error}", file=sys.stderr)
+        return BAD_CONFIG
+    except BaseException as error:
+        _finish(run, "failed", error)
+        traceback.print_exc()
+        return FAILED
+
+
+def _finish(run: Run, state: str, error: BaseException | None) -> None:
+    try:
+        run.finish(state, error)
+    except OSError as broken:  # a full disk: the status from before stands
+        print(f"the state {state!r} could not be written: {broken}", file=sys.stderr)
+
+
+def _train(config: Config, run: Run | None) -> int:
+    from rti_exp import build
+
+    build.quiet()
+    build.seed_everything(config)
+    logger = build.run_logger(config, run) if run is not None else None
+    state = "failed"
+    try:
+        experiment = build.experiment(config, run)
+        if run is not None:
+            run.listeners.append(_printer(config))
+            if logger is not None:
+                run.listeners.append(logger.log)
+        experiment.fit()
+        if run is not None:
+            run.finish("done")
+        state = "done"
+    except Interrupted:
+        state = "interrupted"
+        raise
+    finally:
+        if logger is not None and run is not None:
+            logger.finish(state, run)
+    return DONE
+
+
+def _printer(config: Config) -> Any:
+    """A line for each metrics row."""
+
+    def show(row: Mapping[str, Any]) -> None:
+        iteration = f"{row['iteration']}/{config.run.max_iterations}"
+        if row["kind"] == "eval":
+            scores = ", ".join(
+                f"{name} {value:.3f}" for name, value in row.items() if name.startswith("pass@") and value
+            )
+            print(f"evaluation {iteration}: {scores or 'no success'}", flush=True)
+            return
+        print(
+            f"iteration {iteration}: reward {_number(row.get('reward/mean'))}, "
+            f"accepted {row.get('funnel/accepted', 0)} of {row.get('funnel/attempts', 0)}, "
+            f"{_number(row.get('time/iteration'))} s",
+            flush=True,
+        )
+
+    return show
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+@contextlib.contextmanager
+def _signals_as_interrupt() -> Iterator[None]:
+    """SIGINT and SIGTERM raise `Interrupted`; a second one does nothing while the run ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handler(number: int, frame: object) -> None:
+        for other in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(other, signal.SIG_IGN)
+        raise Interrupted(signal.Signals(number).name)
+
+    former = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, before in former.items():
+            signal.signal(number, before)

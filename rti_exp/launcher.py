@@ -1,0 +1,96 @@
+"""The default launcher of `-m`: each job a process of its own, `hydra.launcher.n_jobs` of them at once.
+
+    python -m rti_exp.train -m gate.delta=0,5,20,inf hydra.launcher.n_jobs=2
+
+Jobs that are done are skipped without a process; equal configs are one job; a job that raises, exits or is
+killed fails alone. Other launchers (`hydra/launcher=joblib`, `submitit_slurm`) can be chosen as ever.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from rti_exp.settings import SettingsError
+
+TARGET = "hydra_plugins.rti_exp.ProcessLauncher"
+
+
+@dataclass
+class LauncherConfig:
+    _target_: str = TARGET
+    n_jobs: int | None = None
+    """Processes at once; null: as many as there are cores."""
+
+
+@dataclass
+class Outcome:
+    """The exit code of what ran last; `rti_exp.train` exits with it."""
+
+    code: int = 0
+
+
+outcome = Outcome()
+
+
+class ProcessLauncher(Launcher):
+    """Runs the jobs of a sweep as child processes of `python -m rti_exp.train`."""
+
+    # Hydra takes plugins from modules of this name only; registered by hand, it needs no such package on disk.
+    __module__ = "hydra_plugins.rti_exp"
+
+    def __init__(self, n_jobs: int | None = None) -> None:
+        if n_jobs is not None and n_jobs < 1:
+            raise SettingsError(f"hydra.launcher.n_jobs={n_jobs}: must be an integer >= 1, or null")
+        self.n_jobs = n_jobs or len(os.sched_getaffinity(0))
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.hydra_context = hydra_context
+        self.config = config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run what is not done yet. A failed job is told by `outcome`, not by its `JobReturn`, so that a
+        sweeper goes on.
+
+        Raises:
+            SettingsError: a job's config is bad; then none is started.
+            RunUnwritable: the study's folder cannot be made or written.
+            KeyboardInterrupt: after the children have ended.
+        """
+        from rti_exp.sweep import Sweep
+
+        def compose(overrides: Sequence[str]) -> DictConfig:
+            return self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
+
+        sweep = Sweep.plan(job_overrides, compose, n_jobs=self.n_jobs, flags=self._flags())
+        outcome.code = max(outcome.code, sweep.run())
+        return [self._job_return(overrides) for overrides in job_overrides]
+
+    def _flags(self) -> list[str]:
+        """What the command line said besides overrides, for the children."""
+        flags = ["--config-name", str(self.config.hydra.job.config_name)]
+        for source in self.config.hydra.runtime.config_sources:
+            if source.provider == "command-line":
+                flags += ["--config-dir", source.path]
+        return flags
+
+    def _job_return(self, overrides: Sequence[str]) -> JobReturn:
+        result: Any = JobReturn(overrides=overrides, cfg=OmegaConf.create({}), hydra_cfg=self.config)
+        result.status = JobStatus.COMPLETED
+        result.return_value = None
+        return result
+
+
+def register() -> None:
+    """Make the launcher known to Hydra as `hydra/launcher=processes`."""
+    Plugins.instance().register(ProcessLauncher)
+    ConfigStore.instance().store(group="hydra/launcher", name="processes", node=LauncherConfig, provider="rti_exp")

@@ -1,0 +1,302 @@
+"""A sweep: which jobs there are, what state each is in, and running those that are not done.
+
+This module imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from rti_exp.config import Config, check, check_files
+from rti_exp.runs import (
+    RunUnwritable,
+    death_record,
+    read_status,
+    settle,
+)
+from rti_exp.settings import SettingsError
+from rti_exp.sweep_display import Display
+
+CHILD = (sys.executable, "-m", "rti_exp.train")
+POLL_SECONDS = 0.25
+GRACE_SECONDS = 20.0
+"""How long children may take to end after an interrupt before they are killed."""
+
+
+@dataclass(slots=True)
+class Job:
+    """One run of the sweep. `state`: new, continue or done before it starts; then running; then as it ended."""
+
+    overrides: tuple[str, ...]
+    config: Config
+    directory: Path
+    state: str
+    iterations_done: int = 0
+    arm: dict[str, Any] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    error: str | None = None
+
+    @property
+    def iterations(self) -> int:
+        return self.config.run.max_iterations
+
+    @property
+    def seed(self) -> int:
+        return self.config.run.seed
+
+    @property
+    def name(self) -> str:
+        parts = [f"{key}={value}" for key, value in self.arm.items()]
+        return " ".join([*parts, f"seed={self.seed}"])
+
+
+def key_of(override: str) -> str:
+    """The key that an override sets: "gate.delta" of "gate.delta=5", "a" of "+a@b=c"."""
+    return override.partition("=")[0].lstrip("+~").partition("@")[0]
+
+
+def swept_keys(job_overrides: Sequence[Sequence[str]]) -> list[str]:
+    """The keys whose value is not the same in all jobs, in the order of the command line."""
+    values: dict[str, set[str]] = {}
+    for overrides in job_overrides:
+        for override in overrides:
+            values.setdefault(key_of(override), set()).add(override.partition("=")[2])
+    return [key for key, seen in values.items() if len(seen) > 1]
+
+
+def study_name(keys: Sequence[str]) -> str:
+    """A readable folder name of what is swept: "gate.delta+seed"; "sweep" if nothing is."""
+    name = "+".join(re.sub(r"[^A-Za-z0-9._-]", "-", key).strip(".") for key in keys if not key.startswith("hydra."))
+    return name[:80] or "sweep"
+
+
+def value_at(plain: Mapping[str, Any], key: str, default: Any) -> Any:
+    """The value of a dotted key in a config; `default` for a group or a key that is not there."""
+    node: Any = plain
+    for step in key.split("."):
+        node = node.get(step, default) if isinstance(node, Mapping) else default
+    return default if isinstance(node, Mapping) else node
+
+
+class Sweep:
+    """The jobs of one sweep, equal configs taken once."""
+
+    def __init__(self, jobs: Sequence[Job], *, study: str, n_jobs: int, flags: Sequence[str], keys: Sequence[str]):
+        self.jobs = list(jobs)
+        self.study = study
+        self.n_jobs = n_jobs
+        self.flags = tuple(flags)
+        self.keys = [key for key in keys if key != "seed"]
+
+    @classmethod
+    def plan(
+        cls,
+        job_overrides: Sequence[Sequence[str]],
+        compose: Callable[[Sequence[str]], DictConfig],
+        *,
+        n_jobs: int,
+        flags: Sequence[str] = (),
+    ) -> Sweep:
+        """Check every job's config, and look how far each has come.
+
+        Raises:
+            SettingsError: naming the job's overrides.
+        """
+        keys = [key for key in swept_keys(job_overrides) if not key.startswith("hydra.")]
+        default = study_name(keys)
+        jobs: dict[Path, Job] = {}
+        study = default
+        for overrides in job_overrides:
+            try:
+                config = check(compose(overrides))
+                check_files(config)
+            except SettingsError as error:
+                raise SettingsError(f"{error} (job: {' '.join(overrides)})") from error
+            study = config.top.study or default
+            directory = config.directory(study)
+            if directory in jobs:
+                continue
+            texts = {key_of(override): override.partition("=")[2] for override in overrides}
+            arm = {key: value_at(config.plain, key, texts.get(key, "")) for key in keys if key != "seed"}
+            state, done = _progress(directory, config)
+            jobs[directory] = Job(
+                overrides=(*overrides, *(() if config.top.study else (f"study={study}",))),
+                config=config,
+                directory=directory,
+                state=state,
+                iterations_done=done,
+                arm=arm,
+            )
+        return cls(list(jobs.values()), study=study, n_jobs=n_jobs, flags=flags, keys=keys)
+
+    @property
+    def study_dir(self) -> Path:
+        return self.jobs[0].directory.parent
+
+    def run(self) -> int:
+        """Run the jobs that are not done; the exit code: 0 all done, 1 some failed.
+
+        Raises:
+            RunUnwritable: a run's folder cannot be made or written.
+            KeyboardInterrupt: the children have been ended.
+        """
+        display = Display(self)
+        display.announce()
+        waiting = [job for job in self.jobs if job.state != "done"]
+        for job in waiting:
+            _require_writable(job.directory)
+        with display, _signals_as_interrupt():
+            try:
+                self._run(waiting, display)
+            except KeyboardInterrupt:
+                self._interrupt()
+                display.update(last=True)
+                raise
+        display.summary()
+        return int(any(job.state != "done" for job in self.jobs))
+
+    def _run(self, waiting: list[Job], display: Display) -> None:
+        running: list[Job] = []
+        while waiting or running:
+            while waiting and len(running) < self.n_jobs:
+                job = waiting.pop(0)
+                self._start(job)
+                running.append(job)
+            for job in list(running):
+                self._look(job)
+                if job.state != "running":
+                    running.remove(job)
+                    display.ended(job)
+            display.update()
+            if running:
+                time.sleep(POLL_SECONDS)
+
+    def _start(self, job: Job) -> None:
+        threads = str(max(1, len(os.sched_getaffinity(0)) // self.n_jobs))
+        environment = {key: value for key, value in os.environ.items() if key != "HYDRA_FULL_ERROR"}
+        environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+        with open(job.directory / "job.log", "ab") as log:
+            job.process = subprocess.Popen(
+                [*CHILD, *self.flags, *job.overrides, "hydra.mode=RUN"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # a Ctrl-C at the terminal reaches the parent only, which ends the children
+            )
+        job.state = "running"
+        job.started = time.monotonic()
+
+    def _look(self, job: Job) -> None:
+        """Bring a running job up to date; settle it if its process has ended."""
+        assert job.process is not None
+        code = job.process.poll()
+        status = read_status(job.directory) or {}
+        own = status.get("pid") == job.process.pid
+        if own or code is not None:
+            job.iterations_done = int(status.get("iterations_done") or 0)
+        if code is None:
+            return
+        if code != 0:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(job.process.pid, signal.SIGKILL)  # ranks and services that a dead child left behind
+        job.state, job.error = _ended(job, code, status, own=own)
+
+    def _interrupt(self) -> None:
+        """End the children: a signal, some patience, then a kill."""
+        running = [job for job in self.jobs if job.state == "running" and job.process is not None]
+        for job in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(job.process.pid, signal.SIGTERM)  # pyright: ignore[reportOptionalMemberAccess]
+        deadline = time.monotonic() + GRACE_SECONDS
+        for job in running:
+            assert job.process is not None
+            try:
+                job.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(job.process.pid, signal.SIGKILL)
+                job.process.wait()
+            settle(job.directory, state="interrupted", error=None, identity=_identity(job))
+            job.state = "interrupted"
+
+
+def _progress(directory: Path, config: Config) -> tuple[str, int]:
+    """new, continue or done, and the iterations done so far."""
+    status = read_status(directory)
+    if config.top.fresh or status is None:
+        return "new", 0
+    done = int(status.get("iterations_done") or 0)
+    if status["state"] == "done":
+        return "done", done
+    return ("continue" if done else "new"), done
+
+
+def _require_writable(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with open(directory / "job.log", "ab"):
+            pass
+    except OSError as error:
+        raise RunUnwritable(f"{directory}: cannot be made or written ({error.strerror})") from error
+
+
+def _ended(job: Job, code: int, status: Mapping[str, Any], *, own: bool) -> tuple[str, str | None]:
+    """The state a job ended in, and its error in a line; writes them where the child could not."""
+    if code == 0 and status.get("state") == "done":
+        return "done", None
+    if own and status.get("state") in ("failed", "interrupted"):
+        error = status.get("error")
+        return status["state"], f"{error['type']}: {error['message']}" if error else None
+    record = death_record(*_death(code), log=job.directory / "job.log")
+    settle(job.directory, state="failed", error=record, identity=_identity(job))
+    told = [line for line in record["traceback"].splitlines() if line.strip()]
+    last = f"; it last said: {told[-1].strip()[:300]}" if told and code > 0 else ""
+    return "failed", f"{record['type']}: {record['message']}{last}"
+
+
+def _death(code: int) -> tuple[str, str]:
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = " (kill -9, or the machine ran out of memory)" if name == "SIGKILL" else ""
+        return "Killed", f"the process was ended by {name}{hint}"
+    if code == 0:
+        return "Vanished", "the process ended with exit code 0 before the run was done"
+    return "Exited", f"the process ended with exit code {code}"
+
+
+def _identity(job: Job) -> dict[str, Any]:
+    return {
+        "run_key": job.config.key,
+        "study": job.directory.parent.name,
+        "overrides": list(job.overrides),
+        "seed": job.seed,
+    }
+
+
+@contextlib.contextmanager
+def _signals_as_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a sweep as Ctrl-C does."""
+
+    def handler(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    former = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, before in former.items():
+            signal.signal(number, before)

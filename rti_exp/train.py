@@ -1,0 +1,75 @@
+"""`python -m rti_exp.train`: one run, or with -m a sweep.
+
+Exit code: 0 all done, 1 a job failed, 2 bad config, 130 interrupted. This module imports no torch; a job
+does (rti_exp.job), after its config has been checked and unless it is done already.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rti_exp import launcher
+from rti_exp.paths import assets_root
+from rti_exp.runs import RunUnwritable
+from rti_exp.settings import SettingsError
+from rti_exp.typed import explain
+
+OmegaConf.register_new_resolver("rti_exp.assets", lambda: str(assets_root()), replace=True)
+
+
+def task(cfg: DictConfig) -> None:
+    """One job in this process: the whole of a single run, or one job of another launcher's sweep."""
+    from rti_exp import job, launcher  # another launcher's worker gets this function without its globals
+
+    code = job.run_job(cfg, overrides=list(HydraConfig.get().overrides.task))
+    if HydraConfig.get().mode is RunMode.MULTIRUN:
+        if code:
+            raise RuntimeError(f"the job ended with exit code {code}")
+    else:
+        launcher.outcome.code = code
+
+
+def main() -> None:
+    launcher.register()
+    launcher.outcome.code = 0
+    asked_for_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would exit with 1 for a bad config as for a failed job
+    try:
+        hydra.main(version_base="1.3", config_path=str(assets_root() / "conf"), config_name="train")(task)()
+    except (SettingsError, RunUnwritable) as error:
+        sys.exit(_bad_config(str(error)))
+    except (HydraException, OmegaConfBaseException) as error:
+        if asked_for_traceback:
+            traceback.print_exc()
+        sys.exit(_bad_config(explain(error)))
+    except OSError as error:
+        sys.exit(_bad_config(f"{error.filename}: cannot be made or written ({error.strerror})"))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except Exception:  # a job of another launcher, which has printed and recorded its own error
+        if asked_for_traceback:
+            traceback.print_exc()
+        sys.exit(1)
+    finally:
+        if not asked_for_traceback:
+            os.environ.pop("HYDRA_FULL_ERROR", None)
+    sys.exit(launcher.outcome.code)
+
+
+def _bad_config(message: str) -> int:
+    print(f"bad config: {message}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Plain config data into typed settings objects, with errors that name the key and what would be right."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import importlib
+import inspect
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import field
+from typing import Any, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rti_exp.settings import SettingsError
+
+Settings = TypeVar("Settings")
+
+NOT_FINITE = {"inf": math.inf, "infinity": math.inf, "nan": math.nan}
+
+
+def typed(cls: type[Settings], node: Mapping[str, Any], key: str) -> Settings:
+    """`node` as a settings object; `key` is the node's own full key ("" at the top).
+
+    Raises:
+        SettingsError: an unknown key, a wrong type, or what `cls` refuses.
+    """
+    prefix = f"{key}." if key else ""
+    hints = typing.get_type_hints(cls)
+    for name in node:
+        if name not in hints:
+            raise SettingsError(unknown_key(prefix + name, name, hints, key))
+    values = {name: _number(value, hints[name], prefix + name) for name, value in node.items()}
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(cls), values)
+    except OmegaConfBaseException as error:
+        path = error.full_key or str(error.key)
+        value: Any = values
+        for step in path.split("."):
+            value = value.get(step) if isinstance(value, Mapping) else None
+        wanted = _words(hints[path]) if path in hints else error.msg
+        raise SettingsError(f"{prefix}{path}={_shown(value)}: must be {wanted}") from error
+    try:
+        settings = OmegaConf.to_object(merged)
+    except SettingsError as error:
+        message = str(error)
+        raise SettingsError(message if message.startswith(prefix) else f"{key}: {message}") from error
+    assert isinstance(settings, cls)
+    return settings
+
+
+def signature_class(key: str, target: str) -> type | None:
+    """A settings class made from a target's keyword parameters; None if it takes any keyword.
+
+    Only targets outside the package and torch-free ones in it come here.
+    """
+    module, _, name = target.rpartition(".")
+    try:
+        made = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(f"{key}._target_={target!r}: must be the full name of a class ({error})") from error
+    parameters = inspect.signature(made).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    hints = typing.get_type_hints(made if inspect.isfunction(made) else made.__init__)
+    fields = [
+        (parameter.name, hints.get(parameter.name, Any), field(default=parameter.default))
+        for parameter in parameters
+        if parameter.default is not parameter.empty
+    ]
+    return dataclasses.make_dataclass(name, fields)
+
+
+def unknown_key(full: str, name: str, known: Iterable[str], parent: str) -> str:
+    """The message for a key that is none of `known`, the keys of `parent` ("" is the top)."""
+    known = sorted(known)
+    prefix = f"{parent}." if parent else ""
+    close = difflib.get_close_matches(name, known, n=1)
+    meant = f"did you mean {prefix}{close[0]}? " if close else ""
+    return f"{full}: unknown key; {meant}{parent or 'at the top there'} {'has' if parent else 'are'} {', '.join(known)}"
+
+
+def _number(value: Any, hint: Any, key: str) -> Any:
+    """Numbers as the field wants them: infinity in each spelling; no fraction cut off; no negative zero."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if isinstance(value, str) and float in options:
+        sign = -1.0 if value.strip().startswith("-") else 1.0
+        name = value.strip().lstrip("+-").lstrip(".").lower()
+        value = sign * NOT_FINITE[name] if name in NOT_FINITE else value
+    if int in options and float not in options and isinstance(value, float):
+        if not value.is_integer():
+            raise SettingsError(f"{key}={value}: must be {_words(hint)}")
+        value = int(value)
+    return value + 0.0 if isinstance(value, float) else value
+
+
+def _words(hint: Any) -> str:
+    """A type in words."""
+    simple = {float: "a number, or inf", int: "an integer", bool: "true or false", str: "text", type(None): "null"}
+    if hint in simple:
+        return simple[hint]
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return "one of " + ", ".join(member.name for member in hint)
+    if isinstance(hint, types.UnionType):
+        return " or ".join(_words(option) for option in typing.get_args(hint))
+    if typing.get_origin(hint) is list:
+        return f"a list ({_words(typing.get_args(hint)[0])} each)"
+    return "a group of keys"
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else repr(value)
+
+
+def explain(error: Exception) -> str:
+    """What Hydra or OmegaConf refused, in one message; for an unknown key, with the keys that there are."""
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    if isinstance(cause, OmegaConfBaseException) and cause.full_key and isinstance(cause.parent_node, DictConfig):
+        full = cause.full_key
+        parent, _, name = full.rpartition(".")
+        known = [str(key) for key in cause.parent_node if key != "hydra"]
+        if name not in known:
+            return unknown_key(full, name, known, parent)
+    return "\n".join(dict.fromkeys(str(part) for part in (error, error.__cause__) if part is not None))
