@@ -191,9 +191,7 @@ def _pad(samples: Sequence[Sample], total_trained_tokens: int, pad_id: int) -> B
     lengths = [_needed_length(sample) for sample in samples]
 
     def stream(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
-        padded = [
-            [*row[:length], *[fill] * (max(lengths) - length)] for row, length in zip(rows, lengths, strict=True)
-        ]
+        padded = [[*row[:length], *[fill] * (max(lengths) - length)] for row, length in zip(rows, lengths, strict=True)]
         return torch.tensor(padded, dtype=dtype)
 
     loss_mask_BT = stream([sample.loss_mask for sample in samples], False, torch.bool)

@@ -104,9 +104,7 @@ class TaskDataModule(LightningDataModule):
                 f"tasks_per_iteration={self.run.tasks_per_iteration}: must be at least {world_size}, "
                 "the number of processes, so that each has a task"
             )
-        return TaskLoader(
-            self.stream, done=self._done, last=self.run.max_iterations, rank=rank, world_size=world_size
-        )
+        return TaskLoader(self.stream, done=self._done, last=self.run.max_iterations, rank=rank, world_size=world_size)
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
         return batch

@@ -1,0 +1,237 @@
+"""Callbacks of a run: records, evaluation, checkpoints by iteration.
+
+Their order matters, `training_callbacks` gives it: a checkpoint says that the rows up to its iteration are written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+
+from rti_exp.checkpoints import latest_valid_checkpoint, save_checkpoint
+from rti_exp.distributed import gather_from_ranks, interleave
+from rti_exp.learner import RTIModule
+from rti_exp.metrics import mean, success_count
+from rti_exp.objective.passk import pass_at_k
+from rti_exp.records import Decode, intervention_records, rollout_record
+from rti_exp.settings import EvaluationSettings
+from rti_exp.types import Group, Task
+
+log = logging.getLogger(__name__)
+
+
+class RunDirectory(Protocol):
+    """What callbacks need of `rti_exp.runs.Run`."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def checkpoints(self) -> Path: ...
+    def append_metrics(self, row: Mapping[str, Any]) -> None: ...
+    def append_interventions(self, records: Sequence[Mapping[str, Any]]) -> None: ...
+    def append_rollouts(self, record: Mapping[str, Any]) -> None: ...
+    def truncate_after(self, iteration: int) -> None: ...
+
+
+def training_callbacks(
+    *,
+    run: RunDirectory | None,
+    run_key: str,
+    checkpoints: Path,
+    heldout: Sequence[Task],
+    evaluation: EvaluationSettings,
+    decode: Decode,
+    recorder_every: int,
+    checkpoint_every: int = 1,
+) -> list[Callback]:
+    """All callbacks of a run in their order. `run` is None on ranks other than 0, which write nothing."""
+    return [
+        RecorderCallback(run=run, decode=decode, every=recorder_every),
+        EvaluationCallback(run=run, tasks=heldout, settings=evaluation),
+        IterationCheckpoint(run=run, run_key=run_key, checkpoints=checkpoints, every=checkpoint_every),
+    ]
+
+
+class RecorderCallback(Callback):
+    """After each iteration: its metrics row, all its interventions, and every `every` iterations its rollouts.
+
+    Args:
+        run: None on ranks that write nothing.
+        decode: Token ids to text, control tokens visible.
+        every: Iterations between two recordings of rollouts; 0 records none.
+    """
+
+    def __init__(self, *, run: RunDirectory | None, decode: Decode, every: int) -> None:
+        self.run = run
+        self.decode = decode
+        self.every = every
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self.run is None:
+            return
+        module = _learner(pl_module)
+        iteration, groups = module.iteration, module.last_groups
+        records = [record for group in groups for record in intervention_records(iteration, group, self.decode)]
+        if records:
+            self.run.append_interventions(records)
+        if self.every and iteration % self.every == 0:
+            for group in groups:
+                advantages = module.algorithm.advantages(group)
+                self.run.append_rollouts(rollout_record(iteration, group, advantages, self.decode))
+        self.run.append_metrics({"kind": "train", "iteration": iteration, **module.last_metrics})
+
+
+class EvaluationCallback(Callback):
+    """Rolls out held-out tasks, without intervening: before the first iteration, every `every`, after the last.
+
+    pass@1 and pass@k (k = `settings.samples`) are unbiased; infrastructure failures are left out of both and
+    counted. A task with fewer than k valid samples has no unbiased pass@k and is left out of its mean. Tokens
+    of an evaluation are not part of the run's compute.
+
+    Args:
+        run: None on ranks that write nothing.
+        tasks: All held-out tasks; the first `settings.tasks` of an even interleave over families are taken.
+        settings: `eval.*`; tasks 0 switches evaluation off.
+    """
+
+    def __init__(self, *, run: RunDirectory | None, tasks: Sequence[Task], settings: EvaluationSettings) -> None:
+        self.run = run
+        self.settings = settings
+        self.tasks = interleaved_families(tasks)[: settings.tasks]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module = _learner(pl_module)
+        if module.iteration == 0:
+            self._evaluate(trainer, module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        module, every = _learner(pl_module), self.settings.every
+        if module.iteration == module.run.max_iterations or (every and module.iteration % every == 0):
+            self._evaluate(trainer, module)
+
+    def _evaluate(self, trainer: Trainer, module: RTIModule) -> None:
+        if not self.tasks:
+            return
+        module.eval()
+        groups = module.collector.collect(
+            self.tasks[trainer.global_rank :: trainer.world_size],
+            self.settings.samples,
+            module.iteration,
+            purpose="eval",
+            temperature=self.settings.temperature,
+        )
+        groups = interleave(gather_from_ranks(groups))
+        row = evaluation_row(module.iteration, groups, self.settings.samples, module.success_threshold)
+        if self.run is not None:
+            self.run.append_metrics(row)
+        logged = {f"eval/{name}": row[name] for name in row if name.startswith("pass@") and row[name] is not None}
+        for logger in trainer.loggers:
+            logger.log_metrics(logged, step=module.iteration)
+
+
+def interleaved_families(tasks: Sequence[Task]) -> list[Task]:
+    """One task of each family in turn, families in order of first appearance, until all are placed."""
+    families: dict[str, list[Task]] = {}
+    for task in tasks:
+        families.setdefault(task.family, []).append(task)
+    return interleave(list(families.values()))
+
+
+def evaluation_row(
+    iteration: int, groups: Sequence[Group], samples: int, success_threshold: float, split: str = "heldout"
+) -> dict[str, Any]:
+    """The eval row of metrics.jsonl: pass@1, pass@`samples` (null without a task), and counts for each task."""
+    counts = [(group.task, *success_count(group.sampled, success_threshold)) for group in groups]
+    return {
+        "kind": "eval",
+        "iteration": iteration,
+        "split": split,
+        **{
+            f"pass@{k}": mean([pass_at_k(valid, successes, k) for _, valid, successes in counts if valid >= k])
+            for k in sorted({1, samples})
+        },
+        "infrastructure_failures": sum(len(group.sampled) for group in groups) - sum(valid for _, valid, _ in counts),
+        "tasks": [
+            {"task_id": task.id, "family": task.family, "samples": valid, "successes": successes}
+            for task, valid, successes in counts
+        ],
+    }
+
+
+class IterationCheckpoint(Callback):
+    """Checkpoints by RL iteration, and the resume from them; must stand after the callbacks that write rows.
+
+    Saves every `every` iterations, at the end, and on an exception or interrupt if the weights are those of a
+    finished iteration whose rows are written. At the start of fit the newest valid checkpoint is restored into
+    module, optimizer and data module, and the rows of later iterations are dropped, to be written anew.
+
+    Args:
+        run: None on ranks that write nothing.
+        run_key: A checkpoint of another run is refused.
+        checkpoints: Folder of the run's checkpoints; every rank reads it.
+        every: Iterations between two checkpoints.
+    """
+
+    def __init__(self, *, run: RunDirectory | None, run_key: str, checkpoints: Path, every: int = 1) -> None:
+        if every < 1:
+            raise ValueError(f"every={every}: must be an integer >= 1")
+        self.run = run
+        self.run_key = run_key
+        self.checkpoints = checkpoints
+        self.every = every
+        self._recorded = 0
+        self._saved = 0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module = _learner(pl_module)
+        state = latest_valid_checkpoint(self.checkpoints, self.run_key)
+        if state is not None:
+            module.restore_training_state(state)
+            _datamodule(trainer).load_state_dict({"iteration": module.iteration})
+            log.info("resumed after iteration %d", module.iteration)
+        self._recorded = self._saved = module.iteration
+        if self.run is not None:
+            # Without a checkpoint the evaluation before the first iteration is done again too.
+            self.run.truncate_after(module.iteration if state is not None else -1)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        module = _learner(pl_module)
+        self._recorded = module.iteration
+        if module.iteration % self.every == 0:
+            self._save(module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._save(_learner(pl_module))
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        module = _learner(pl_module)
+        if not module.updating and module.iteration == self._recorded:
+            self._save(module)
+
+    def _save(self, module: RTIModule) -> None:
+        if self.run is not None and module.iteration > self._saved:
+            save_checkpoint(self.checkpoints, self.run_key, module.training_state(), previous=self._saved)
+            self._saved = module.iteration
+
+
+def _learner(module: LightningModule) -> RTIModule:
+    if not isinstance(module, RTIModule):
+        raise TypeError(f"this callback works with RTIModule, not with {type(module).__name__}")
+    return module
+
+
+def _datamodule(trainer: Trainer) -> LightningDataModule:
+    datamodule = getattr(trainer, "datamodule", None)
+    if not isinstance(datamodule, LightningDataModule):
+        raise TypeError("IterationCheckpoint needs a data module: trainer.fit(module, datamodule=...)")
+    return datamodule

@@ -1,0 +1,97 @@
+"""Checkpoint files: written atomically, safe to load, the newest two kept."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FORMAT = 1
+KEPT = 2
+_NAME = re.compile(r"iteration-(\d+)\.pt")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that is whole but belongs to something else: another run, or another format."""
+
+
+def checkpoint_path(folder: Path, iteration: int) -> Path:
+    return folder / f"iteration-{iteration:06d}.pt"
+
+
+def save_checkpoint(folder: Path, run_key: str, state: Mapping[str, Any], *, previous: int) -> Path:
+    """Write `state` (tensors and plain types; `iteration` names the file) and drop all but the newest two.
+
+    A reader sees the whole file or none, also after a kill or a power cut. `previous` is the iteration that was
+    saved or restored last (0: none); files of later ones were found damaged, and must not count among the two.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for damaged in _checkpoints(folder):
+        if _iteration(damaged) > previous:
+            damaged.unlink()
+    path = checkpoint_path(folder, state["iteration"])
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "wb") as file:
+        torch.save({"format": FORMAT, "run_key": run_key, **state}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    _sync_folder(folder)
+    for old in _checkpoints(folder)[KEPT:]:
+        old.unlink()
+    for left in folder.glob("iteration-*.tmp"):
+        left.unlink()
+    return path
+
+
+def latest_valid_checkpoint(folder: Path, run_key: str) -> dict[str, Any] | None:
+    """The newest checkpoint that can be read, on the CPU; None if there is none.
+
+    One that is damaged (a full disk, a copy that broke off) is passed over with a warning.
+
+    Raises:
+        CheckpointError: the newest readable one is of another run or format; the message names both.
+    """
+    for path in _checkpoints(folder):
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
+            warnings.warn(
+                f"{path.name} cannot be read ({type(error).__name__}: {error}); falling back to the one before",
+                stacklevel=2,
+            )
+            continue
+        if not isinstance(state, dict) or state.get("format") != FORMAT:
+            found = state.get("format") if isinstance(state, dict) else type(state).__name__
+            raise CheckpointError(f"{path}: checkpoint format {found}, this version reads {FORMAT}")
+        if state["run_key"] != run_key:
+            raise CheckpointError(f"{path}: belongs to run {state['run_key']}, not to run {run_key}")
+        return state
+    return None
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Newest first."""
+    found = [path for path in folder.glob("iteration-*.pt") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=_iteration, reverse=True)
+
+
+def _iteration(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise ValueError(f"{path.name} is not the name of a checkpoint")
+    return int(match[1])
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

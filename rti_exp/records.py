@@ -1,0 +1,107 @@
+"""What is written down of groups: one plain object for each intervention and for each sampled group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rti_exp.types import Author, Group, Intervention, Trajectory, Turn
+
+Decode = Callable[[Sequence[int]], str]
+"""Text of token ids, control tokens visible."""
+
+
+def intervention_records(iteration: int, group: Group, decode: Decode) -> list[dict[str, Any]]:
+    """A line of interventions.jsonl for each attempt of the group, whatever became of it.
+
+    `task` is the opening prompt as the policy saw it; `history` the turns before the harmful step (all turns
+    where there is none); `after` the turns that followed the corrected one.
+    """
+    parents = {trajectory.member: trajectory for trajectory in group.sampled}
+    return [_intervention_record(iteration, one, parents[one.parent], decode) for one in group.interventions]
+
+
+def _intervention_record(iteration: int, one: Intervention, parent: Trajectory, decode: Decode) -> dict[str, Any]:
+    child = one.child
+    return {
+        "iteration": iteration,
+        "id": one.id,
+        "task_id": one.task_id,
+        "family": one.family,
+        "parent": one.parent,
+        "sample": one.sample,
+        "step": one.step,
+        "outcome": one.outcome.value,
+        "reason": one.verdict.reason,
+        "answers": list(one.verdict.answers),
+        "evidence": one.evidence.text,
+        "original": one.original,
+        "correction": one.correction.text if one.correction else None,
+        "source": one.correction.source if one.correction else None,
+        "checks": [
+            {"name": check.name, "judge": check.judge, "passed": check.passed, "answer": check.answer}
+            for check in one.checks
+        ],
+        "perplexity": one.perplexity,
+        "log_probs": list(one.log_probs),
+        "calibration_log_probs": list(one.calibration_log_probs),
+        "weights": list(one.weights),
+        "state_hash": one.state_hash,
+        "shadow": one.shadow,
+        "child": child.member if child else None,
+        "child_reward": child.reward if child else None,
+        "error": one.error,
+        "task": decode(parent.turns[0].context_ids) if parent.turns else "",
+        "history": transcript(parent.turns[: one.step]),
+        "after": transcript(child.turns[child.fork.step + 1 :]) if child and child.fork else "",
+    }
+
+
+def transcript(turns: Sequence[Turn]) -> str:
+    """Turns and what the environment answered, a message a paragraph, each headed by its role."""
+    messages = [message for turn in turns for message in (turn.message, *turn.observations)]
+    return "\n".join(f"{message.role}: {message.content}" for message in messages)
+
+
+def rollout_record(iteration: int, group: Group, advantages: Sequence[float], decode: Decode) -> dict[str, Any]:
+    """A line of rollouts.jsonl: the group as sampled and, where a correction was accepted, what came into it.
+
+    Streams hold one value for each token: id, author (0 environment, 1 policy, 2 corrector), whether its author
+    makes it trainable, weight rho, behaviour log-prob (null for the environment's).
+    """
+    merged = [trajectory for trajectory in group.trajectories if trajectory.fork is not None]
+    by_trajectory = dict(zip(map(id, group.trajectories), advantages, strict=True))
+    return {
+        "iteration": iteration,
+        "task_id": group.task.id,
+        "family": group.task.family,
+        "trajectories": [
+            _trajectory_record(one, by_trajectory.get(id(one)), decode) for one in (*group.sampled, *merged)
+        ],
+    }
+
+
+def _trajectory_record(trajectory: Trajectory, advantage: float | None, decode: Decode) -> dict[str, Any]:
+    fork = trajectory.fork
+    streams: dict[str, list[Any]] = {"token_ids": [], "authors": [], "mask": [], "weights": [], "log_probs": []}
+    for step, turn in enumerate(trajectory.turns):
+        context, action = len(turn.context_ids), len(turn.action_ids)
+        corrected = turn.author is Author.CORRECTOR and fork is not None and fork.step == step
+        streams["token_ids"] += [*turn.context_ids, *turn.action_ids]
+        streams["authors"] += [int(Author.ENVIRONMENT)] * context + [int(turn.author)] * action
+        streams["mask"] += [0] * context + [1] * action
+        streams["weights"] += [1.0] * context + (list(trajectory.correction_weights) if corrected else [1.0] * action)
+        streams["log_probs"] += [None] * context + list(turn.action_log_probs)
+    return {
+        "member": trajectory.member,
+        "status": trajectory.status.value,
+        "reward": trajectory.reward,
+        "reward_parts": dict(trajectory.reward_parts),
+        "advantage": advantage,
+        "fork": None
+        if fork is None
+        else {"parent": fork.parent, "step": fork.step, "intervention": fork.intervention_id},
+        "error": trajectory.error,
+        "text": decode(streams["token_ids"]),
+        **streams,
+    }
