@@ -22,7 +22,19 @@ RUN_FILES = ("status.json", "config.yaml", "metrics.jsonl", "job.log")
 STATES = ("running", "done", "failed", "interrupted")
 COMPUTE = ("generated_tokens", "scored_tokens", "trained_tokens", "seconds")
 RUN_COLUMNS = (
-    *("run_key", "directory", "state", "usable", "why_not", "arm", "seed", "overrides", "values", "plain_grpo"),
+    *(
+        "run_key",
+        "directory",
+        "state",
+        "usable",
+        "why_not",
+        "arm",
+        "seed",
+        "overrides",
+        "values",
+        "plain_grpo",
+        "delta",
+    ),
     *("iterations_done", "started", "ended", "error_type", "error_message", *COMPUTE),
 )
 EVALUATION_COLUMNS = ("run_key", "arm", "seed", "iteration", "split", "task_id", "family", "samples", "successes")
@@ -219,6 +231,7 @@ def _run_row(run: _RawRun, flat: arms.Flat, values: Mapping[str, Any]) -> dict[s
         "overrides": _texts(run.status.get("overrides")),
         "values": dict(values),
         "plain_grpo": arms.is_plain_grpo(flat),
+        "delta": flat.get("gate.delta"),
         "iterations_done": run.status.get("iterations_done"),
         "started": str(run.status.get("started") or ""),
         "ended": str(run.status.get("ended") or ""),

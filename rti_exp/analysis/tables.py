@@ -139,7 +139,8 @@ def _csv_text(value: Any) -> Any:
 
 
 def title_of(study: Study) -> str:
-    return f"Study {study.name}: {len(study.runs)} runs, {len(study.usable_runs)} in the means"
+    plural = "" if len(study.runs) == 1 else "s"
+    return f"Study {study.name}: {len(study.runs)} run{plural}, {len(study.usable_runs)} in the means"
 
 
 def sweep_table(study_dir: str | Path) -> Group:

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rti_exp.analysis import arms
+
+
+def labels(configs: list[dict], overrides: list[list[str]] | None = None) -> list[str]:
+    flats = [arms.flatten(config) for config in configs]
+    return [arms.label(values) for values in arms.swept_values(flats, overrides or [[] for _ in configs])]
+
+
+def test_flatten_keeps_lists_and_empty_mappings():
+    assert arms.flatten({"a": {"b": 1, "c": {}}, "d": [1, {"e": 2}]}) == {"a.b": 1, "a.c": {}, "d": [1, {"e": 2}]}
+
+
+def test_only_differing_keys_that_matter_make_an_arm():
+    configs = [
+        {"seed": seed, "runs_root": f"/{seed}", "logger": {"name": seed}, "gate": {"delta": delta}, "group_size": 8}
+        for seed, delta in [(0, 5), (1, 5.0), (0, math.inf), (1, "inf")]
+    ]
+    assert labels(configs) == ["gate.delta=5", "gate.delta=5", "gate.delta=inf", "gate.delta=inf"]
+
+
+def test_runs_that_do_not_differ_are_one_arm():
+    assert labels([{"seed": 0, "a": 1}, {"seed": 1, "a": 1}]) == ["all runs", "all runs"]
+
+
+def test_a_key_that_a_run_lacks_counts_as_a_value():
+    assert labels([{"a": 1}, {"a": 1, "b": 0}]) == ["b=default", "b=0"]
+
+
+def test_a_chosen_group_stands_for_what_it_changes():
+    configs = [
+        {"corrector": {"_target_": "Policy", "tokens": 32}},
+        {"corrector": {"_target_": "Teacher", "model": "big", "tokens": 64}},
+    ]
+    assert labels(configs, [[], ["corrector=teacher"]]) == ["corrector=default", "corrector=teacher"]
+
+
+def test_what_a_choice_does_not_tell_is_named_too():
+    configs = [{"corrector": {"kind": kind, "tokens": tokens}} for kind, tokens in [("p", 32), ("t", 32), ("t", 64)]]
+    overrides = [["corrector=self"], ["corrector=teacher"], ["corrector=teacher", "corrector.tokens=64"]]
+    assert labels(configs, overrides) == [
+        "corrector=self, corrector.tokens=32",
+        "corrector=teacher, corrector.tokens=32",
+        "corrector=teacher, corrector.tokens=64",
+    ]
+
+
+def test_an_experiment_file_stands_for_all_that_it_sets():
+    configs = [{"gate": {"delta": 0}, "group_size": 8}, {"gate": {"delta": 5}, "group_size": 16}]
+    assert labels(configs, [["experiment=a"], ["experiment=b"]]) == ["experiment=a", "experiment=b"]
+
+
+def test_keys_come_in_the_order_they_were_typed():
+    configs = [{"a": 0, "b": 0}, {"a": 1, "b": 1}]
+    assert labels(configs, [["b=0", "a=0"], ["b=1", "a=1"]]) == ["b=0, a=0", "b=1, a=1"]
+
+
+def test_values_sort_by_size_and_plain_choices_first():
+    values = ["teacher", math.inf, 20, None, "self", 0, 5, "none", 0.5, True]
+    ordered = sorted(values, key=arms.sort_key)
+    assert ordered == ["none", None, 0, 0.5, True, 5, 20, math.inf, "self", "teacher"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(5.0, "5"), (0.2, "0.2"), (math.inf, "inf"), ("inf", "inf"), (None, "null"), (True, "true")]
+)
+def test_values_are_shown_as_typed(value: object, shown: str):
+    assert arms.show(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("config", "plain"),
+    [
+        ({"gate.delta": 0}, True),
+        ({"gate.delta": 5}, False),
+        ({"gate.delta": 5, "corrector": "none"}, True),
+        ({"gate.delta": "inf"}, False),
+        ({}, False),
+    ],
+)
+def test_plain_grpo_is_recognised(config: dict, plain: bool):
+    assert arms.is_plain_grpo(config) is plain
