@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rti_exp.envs.base import Environment
+from rti_exp.envs.base import Environment, InfrastructureError
 from rti_exp.randomness import derive_seed
+from rti_exp.rollout.episode import environment_call
 from rti_exp.types import (
     Check,
     Correction,
     Evidence,
-    EvidenceLevel,
     Intervention,
     Message,
     Outcome,
@@ -27,11 +27,13 @@ from rti_exp.types import (
 class Case:
     """One failed trajectory that was selected.
 
-    `group` is the index of its group in the iteration; `opening` and `tools` are what the policy saw at its
+    `group` is the index of its group in the iteration, `occurrence` counts earlier groups of the same task
+    (their draws differ); `opening` and `tools` are what the policy saw at its
     start.
     """
 
     group: int
+    occurrence: int
     task: Task
     trajectory: Trajectory
     evidence: Evidence
@@ -46,7 +48,8 @@ class Case:
 
     def draw(self, *what: int | str) -> int:
         """The seed of one draw about this case."""
-        return derive_seed(self.seed, self.iteration, self.task.id, self.trajectory.member, *what)
+        again = (self.occurrence,) if self.occurrence else ()
+        return derive_seed(self.seed, self.iteration, self.task.id, self.trajectory.member, *what, *again)
 
     def ids_through(self, step: int) -> tuple[int, ...]:
         """All ids up to the end of turn `step`'s action."""
@@ -73,7 +76,9 @@ class Attempt:
 
     @property
     def id(self) -> str:
-        return f"{self.case.iteration}-{self.case.task.id}-{self.case.trajectory.member}-{self.sample}"
+        case = self.case
+        again = f"-again{case.occurrence}" if case.occurrence else ""
+        return f"{case.iteration}-{case.task.id}-{case.trajectory.member}-{self.sample}{again}"
 
     @property
     def step(self) -> int:
@@ -136,39 +141,20 @@ class Attempt:
         )
 
 
-def open_case(
-    environment: Environment,
-    group: int,
-    task: Task,
-    trajectory: Trajectory,
-    level: EvidenceLevel,
-    *,
-    seed: int,
-    iteration: int,
-) -> Case | Attempt:
-    """A case with the evidence that the environment has at the trajectory's end (level "none": no replay).
+def opened(case: Case, environment: Environment) -> Case | Attempt:
+    """The case with its opening, its tools, and the evidence at the trajectory's end (level "none": no replay).
 
-    If the replay fails, an attempt that is already over (replay mismatch) in place of a case.
+    If the environment breaks in the replay, an attempt that is already over in place of it.
     """
-    case = Case(
-        group=group,
-        task=task,
-        trajectory=trajectory,
-        evidence=Evidence(level=level),
-        seed=seed,
-        iteration=iteration,
-    )
+    level = case.evidence.level
+    messages = [turn.message for turn in case.turns]
     try:
-        start = environment.start(task)
-        opening, tools, evidence = tuple(start.messages), tuple(start.tools), case.evidence
+        start = environment_call(environment.start, case.task)
+        opening, tools = environment_call(lambda: (tuple(start.messages), tuple(start.tools)))
+        evidence = case.evidence
         if level != "none":
-            evidence = start.fork([turn.message for turn in trajectory.turns]).evidence(level)
-    except Exception as error:  # the environment is foreign code: whatever it raises, the replay failed
-        return Attempt(
-            case=case,
-            sample=0,
-            verdict=Verdict(kind="no_verdict"),
-            outcome=Outcome.REPLAY_MISMATCH,
-            error=f"{type(error).__name__}: {error}",
-        )
+            evidence = environment_call(lambda: start.fork(messages).evidence(level))
+    except InfrastructureError as error:
+        lost = Verdict(kind="no_verdict")
+        return Attempt(case=case, sample=0, verdict=lost, outcome=Outcome.REPLAY_MISMATCH, error=str(error))
     return replace(case, opening=opening, tools=tools, evidence=evidence)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rti_exp.envs.base import Environment, Episode
+from rti_exp.envs.base import Environment, InfrastructureError
 from rti_exp.intervention.case import Attempt
 from rti_exp.rollout.collect import Collector
-from rti_exp.rollout.episode import EpisodeRun
+from rti_exp.rollout.episode import EpisodeRun, environment_call
 from rti_exp.rollout.render import Renderer
 from rti_exp.settings import RolloutSettings
 from rti_exp.types import Author, Fork, Outcome
@@ -38,12 +38,13 @@ class Continuation:
         runs: list[EpisodeRun] = []
         for attempt in attempts:
             try:
-                episode = self._episode_before(attempt)
-            except ReplayMismatch as error:
+                run = self._resumed(attempt)
+            except (ReplayMismatch, InfrastructureError) as error:
                 attempt.drop(Outcome.REPLAY_MISMATCH if attempt.outcome is None else attempt.outcome, str(error))
                 continue
+            run.force(attempt.written.action_ids, attempt.log_probs, Author.CORRECTOR)
             live.append(attempt)
-            runs.append(self._resumed(attempt, episode))
+            runs.append(run)
         if not runs:
             return
         children = self.collector.run(runs, iteration=iteration, purpose="continue")
@@ -51,31 +52,28 @@ class Continuation:
             attempt.child = child
             attempt.error = child.error
 
-    def _episode_before(self, attempt: Attempt) -> Episode:
-        messages = [turn.message for turn in attempt.case.turns[: attempt.step]]
-        try:
-            episode = self.environment.start(attempt.case.task).fork(messages)
-            found = episode.state_hash()
-        except Exception as error:  # the environment is foreign code: whatever it raises, the replay failed
-            raise ReplayMismatch(f"{type(error).__name__}: {error}") from error
+    def _resumed(self, attempt: Attempt) -> EpisodeRun:
+        """A run that stands before the harmful step.
+
+        Raises:
+            ReplayMismatch: the replay led to another state.
+            InfrastructureError: the environment broke in the replay.
+        """
+        task, trajectory, step = attempt.case.task, attempt.case.trajectory, attempt.step
+        start = environment_call(self.environment.start, task)
+        episode = environment_call(start.fork, [turn.message for turn in trajectory.turns[:step]])
+        found = environment_call(episode.state_hash)
         if found != attempt.turn.state_hash:
             raise ReplayMismatch(f"state {found} instead of {attempt.turn.state_hash}")
-        return episode
-
-    def _resumed(self, attempt: Attempt, episode: Episode) -> EpisodeRun:
-        trajectory = attempt.case.trajectory
-        run = EpisodeRun.resume(
-            attempt.case.task,
+        return EpisodeRun.resume(
+            task,
             trajectory.member,
             episode,
-            trajectory.turns[: attempt.step],
+            trajectory.turns[:step],
             self.renderer,
             max_turns=self.environment.max_turns,
             settings=self.settings,
-            fork=Fork(parent=trajectory.member, step=attempt.step, intervention_id=attempt.id),
+            # Its id joins the seed: two corrections of one trajectory draw apart.
+            fork=Fork(parent=trajectory.member, step=step, intervention_id=attempt.id),
             correction_weights=attempt.weights,
-            # Two corrections of one trajectory draw differently.
-            draw_key=str(attempt.sample),
         )
-        run.force(attempt.written.action_ids, attempt.log_probs, Author.CORRECTOR)
-        return run

@@ -74,9 +74,9 @@ class CorrectionScorer:
 
 def calibration_engine(settings: ReweightSettings, *, policy: Engine, source: Engine) -> Engine | None:
     """Who scores pi_cal; None if rho is 1 whatever it would be."""
-    if settings.eps_cal == 0 or settings.scorer is Scorer.off:
+    if settings.eps_cal == 0 or settings.scorer == Scorer.off:
         return None
-    return source if settings.scorer is Scorer.source else policy
+    return source if settings.scorer == Scorer.source else policy
 
 
 def perplexity(log_probs: Sequence[float]) -> float:

@@ -49,7 +49,7 @@ def merged(group: Group, attempts: Sequence[Attempt], merge: Merge) -> Group:
 
 def _placed(trajectories: list[Trajectory], child: Trajectory, merge: Merge) -> Trajectory:
     members = [trajectory.member for trajectory in trajectories]
-    if merge is Merge.append:
+    if merge == Merge.append:
         child = dataclasses.replace(child, member=max(members) + 1)
         trajectories.append(child)
     else:

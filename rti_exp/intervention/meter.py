@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from rti_exp.engines.base import Engine
 
-STAGES = ("roles", "score", "continue")
+STAGES: tuple[str, ...] = ("roles", "score", "continue")
 
 
 class Meter:

@@ -9,11 +9,12 @@ successes are ours.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rti_exp.engines.base import Engine, EngineUnavailable
 from rti_exp.envs.base import Environment
-from rti_exp.intervention.case import Attempt, Case, open_case
+from rti_exp.intervention.case import Attempt, Case, opened
 from rti_exp.intervention.continuation import Continuation
 from rti_exp.intervention.corrector import Corrector, Rewrite
 from rti_exp.intervention.gate import CorrectionScorer, calibration_engine, is_open
@@ -32,7 +33,7 @@ from rti_exp.settings import (
     Scorer,
     SettingsError,
 )
-from rti_exp.types import Group, Outcome, Verdict
+from rti_exp.types import Evidence, Group, Outcome, Verdict
 
 
 class Interventions:
@@ -65,7 +66,7 @@ class Interventions:
         rollout: RolloutSettings,
         seed: int,
     ) -> None:
-        if reweight.scorer is Scorer.source and corrector is not None and not corrector.same_tokenizer:
+        if reweight.scorer == Scorer.source and corrector is not None and not corrector.same_tokenizer:
             raise SettingsError("reweight.scorer='source': must be policy or off, the corrector has another tokenizer")
         self.environment = environment
         self.validator = validator
@@ -121,25 +122,32 @@ class Interventions:
         return self._merged(groups, attempts)
 
     def _open(self, groups: Sequence[Group], iteration: int) -> list[Case | Attempt]:
-        return [
-            open_case(
-                self.environment,
-                index,
-                group.task,
-                trajectory,
-                self.settings.evidence.value,
-                seed=self.seed,
-                iteration=iteration,
-            )
-            for index, group in enumerate(groups)
-            if group.all_failed(self.settings.success_threshold)
-            for trajectory in select(group, self.settings.max_per_group, seed=self.seed, iteration=iteration)
-        ]
+        cases: list[Case] = []
+        seen: Counter[str] = Counter()
+        for index, group in enumerate(groups):
+            occurrence, seen[group.task.id] = seen[group.task.id], seen[group.task.id] + 1
+            if not group.all_failed(self.settings.success_threshold):
+                continue
+            valid = [
+                Case(
+                    group=index,
+                    occurrence=occurrence,
+                    task=group.task,
+                    trajectory=trajectory,
+                    evidence=Evidence(level=self.settings.evidence.value),
+                    seed=self.seed,
+                    iteration=iteration,
+                )
+                for trajectory in group.sampled
+                if trajectory.valid
+            ]
+            cases += select(valid, self.settings.max_per_group, group_size=len(group.sampled))
+        return [opened(case, self.environment) for case in cases]
 
-    def _attempts(self, opened: Sequence[Case | Attempt], corrector: Corrector) -> list[Attempt]:
+    def _attempts(self, cases_or_lost: Sequence[Case | Attempt], corrector: Corrector) -> list[Attempt]:
         """Validates and corrects: every attempt of the iteration, with its correction or its outcome."""
-        attempts = [one for one in opened if isinstance(one, Attempt)]
-        cases = [one for one in opened if isinstance(one, Case)]
+        attempts = [one for one in cases_or_lost if isinstance(one, Attempt)]
+        cases = [one for one in cases_or_lost if isinstance(one, Case)]
         try:
             verdicts = self.validator.judge(cases)
         except EngineUnavailable as error:

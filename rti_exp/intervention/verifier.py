@@ -7,7 +7,7 @@ from typing import Literal, cast
 
 from rti_exp.engines.base import Engine
 from rti_exp.intervention.answers import read_pass
-from rti_exp.intervention.ask import Question, ask
+from rti_exp.intervention.ask import Answer, Question, ask
 from rti_exp.intervention.case import Attempt
 from rti_exp.intervention.leak_rule import known_text, leaked, message_text
 from rti_exp.intervention.prompts import role_message, with_request
@@ -28,8 +28,8 @@ OUTCOMES: dict[CheckName, Outcome] = {
 class Verifier:
     """Asks the policy for each check of `settings.checks`, and joins the leak rule.
 
-    `settings.policy` and `settings.rule` switch the two judges. The rule is a judge of the `leak` check, so it is off where that check is. Every judge must pass.
-    `verifier=none` is one with both switched off: it passes everything.
+    `settings.policy` and `settings.rule` switch the two judges. The rule is a judge of the `leak` check, so
+    it is off where that check is. Every judge must pass. `verifier=none` is both off: it passes everything.
 
     Args:
         prompts: one for each of gold, leak and plausible; strict JSON `{"pass": bool}` is the answer.
@@ -52,7 +52,9 @@ class Verifier:
         self.prompts = prompts
         self.settings = settings
         self.role = role
-        self.asked = tuple(cast(CheckName, name) for name in CHECK_NAMES if settings.policy and name in settings.checks)
+        self.asked: tuple[CheckName, ...] = tuple(
+            cast(CheckName, name) for name in CHECK_NAMES if settings.policy and name in settings.checks
+        )
         missing = [name for name in self.asked if name not in prompts]
         if missing:
             raise SettingsError(f"verifier.prompts={sorted(prompts)!r}: must have a prompt for {missing}")
@@ -66,14 +68,10 @@ class Verifier:
         """
         questions = [self._question(attempt, name) for attempt in attempts for name in self.asked]
         answers = iter(ask(questions, read_pass, engine=self.engine, renderer=self.renderer, settings=self.role))
-        checks: list[tuple[Check, ...]] = []
-        for attempt in attempts:
-            judged = [(name, next(answers)) for name in self.asked]
-            asked = [
-                Check(name=name, judge="policy", passed=answer.value, answer=answer.text) for name, answer in judged
-            ]
-            checks.append((*asked, *([leak_check(attempt)] if self.rules else [])))
-        return checks
+        return [
+            (*(_asked(name, next(answers)) for name in self.asked), *([leak_check(attempt)] if self.rules else []))
+            for attempt in attempts
+        ]
 
     def _question(self, attempt: Attempt, name: CheckName) -> Question:
         ids = attempt.case.trajectory.prompt_ids(attempt.step) + attempt.written.action_ids
@@ -82,6 +80,10 @@ class Verifier:
             prompt_ids=with_request(ids, request, self.renderer),
             seed=lambda number: attempt.case.draw("verifier", attempt.sample, name, number),
         )
+
+
+def _asked(name: CheckName, answer: Answer[bool]) -> Check:
+    return Check(name=name, judge="policy", passed=answer.value, answer=answer.text)
 
 
 def leak_check(attempt: Attempt) -> Check:
