@@ -54,6 +54,20 @@ class PolicySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LocalEngineSettings:
+    """Memory of `rti_exp.engines.local.LocalEngine`, which says what each means."""
+
+    max_batch: int = 256
+    cache_rows: int = 256
+    prefill_tokens: int = 4096
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "cache_rows", "prefill_tokens"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"engine.{name}={getattr(self, name)}: must be an integer >= 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectorSettings(RoleSettings):
     """`path` is the model that corrects; null is the policy itself."""
 
@@ -67,6 +81,10 @@ class VerifierNode(RoleSettings):
     policy: bool = True
     rule: bool = False
     checks: list[str] = field(default_factory=lambda: list(CHECK_NAMES))
+
+    def __post_init__(self) -> None:
+        RoleSettings.__post_init__(self)  # no super(): a dataclass with slots is another class than its body's
+        VerifierSettings(policy=self.policy, rule=self.rule, checks=self.checks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +192,7 @@ GROUPS: dict[str, tuple[str, type]] = {
 """Config node -> field of `Config`, settings class."""
 PARTS: dict[str, type | None] = {
     "algorithm": AlgorithmSettings,
-    "engine": None,
+    "engine": LocalEngineSettings,
     "env": None,
     "validator": RoleSettings,
     "corrector": CorrectorSettings,
@@ -191,11 +209,12 @@ def check(cfg: DictConfig) -> Config:
         SettingsError: an unknown key, a wrong type, a value without sense, or a secret.
     """
     try:
-        raw = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+        own = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
+        raw = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise SettingsError(f"{error.full_key}: {error.msg}") from error
     assert isinstance(raw, dict)
-    nodes: dict[str, Any] = {str(key): value for key, value in raw.items() if key != "hydra"}
+    nodes: dict[str, Any] = {str(key): value for key, value in raw.items()}
     _refuse_secrets(nodes)
     scalar_classes = (RunSettings, TopSettings)
     scalars = {entry.name for cls in scalar_classes for entry in dataclasses.fields(cls)}
@@ -294,8 +313,12 @@ def _identity(plain: Mapping[str, Any]) -> dict[str, Any]:
     return identity
 
 
+def role_settings(node: RoleSettings) -> RoleSettings:
+    """The part of a role's group that says how it is sampled."""
+    return RoleSettings(**{entry.name: getattr(node, entry.name) for entry in dataclasses.fields(RoleSettings)})
+
+
 def verifier_settings(node: VerifierNode) -> tuple[VerifierSettings, RoleSettings]:
     """The two halves of the verifier's group."""
-    role = {entry.name: getattr(node, entry.name) for entry in dataclasses.fields(RoleSettings)}
     checks = [name for name in CHECK_NAMES if name in node.checks]
-    return VerifierSettings(policy=node.policy, rule=node.rule, checks=checks), RoleSettings(**role)
+    return VerifierSettings(policy=node.policy, rule=node.rule, checks=checks), role_settings(node)

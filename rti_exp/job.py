@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -39,7 +40,7 @@ def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: st
     study = config.top.study or default_study
     directory = config.directory(study)
     if _rank() > 0:  # a rank that Lightning started: rank 0 holds the directory
-        return _train(config, None)
+        return _train(config, None, directory)
     if not config.top.fresh and is_done(directory):
         print(f"already done: {directory} (fresh=true starts over)")
         return DONE
@@ -71,7 +72,7 @@ def _recorded(config: Config, run: Run) -> int:
     """Train, and write down how it ended."""
     try:
         with _signals_as_interrupt():
-            return _train(config, run)
+            return _train(config, run, run.directory)
     except Interrupted as error:
         _finish(run, "interrupted", None)
         print(f"interrupted ({error}); the same command goes on from the last checkpoint", file=sys.stderr)
@@ -93,7 +94,7 @@ def _finish(run: Run, state: str, error: BaseException | None) -> None:
         print(f"the state {state!r} could not be written: {broken}", file=sys.stderr)
 
 
-def _train(config: Config, run: Run | None) -> int:
+def _train(config: Config, run: Run | None, directory: Path) -> int:
     from rti_exp import build
 
     build.quiet()
@@ -101,7 +102,7 @@ def _train(config: Config, run: Run | None) -> int:
     logger = build.run_logger(config, run) if run is not None else None
     state = "failed"
     try:
-        experiment = build.experiment(config, run)
+        experiment = build.experiment(config, run, directory=directory)
         if run is not None:
             run.listeners.append(_printer(config))
             if logger is not None:

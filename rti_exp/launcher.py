@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
@@ -22,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rti_exp.settings import SettingsError
 
-TARGET = "hydra_plugins.rti_exp.ProcessLauncher"
+TARGET = "hydra_plugins.rti_exp_launcher.ProcessLauncher"
 
 
 @dataclass
@@ -45,13 +43,8 @@ outcome = Outcome()
 class ProcessLauncher(Launcher):
     """Runs the jobs of a sweep as child processes of `python -m rti_exp.train`."""
 
-    # Hydra takes plugins from modules of this name only; registered by hand, it needs no such package on disk.
-    __module__ = "hydra_plugins.rti_exp"
-
     def __init__(self, n_jobs: int | None = None) -> None:
-        if n_jobs is not None and n_jobs < 1:
-            raise SettingsError(f"hydra.launcher.n_jobs={n_jobs}: must be an integer >= 1, or null")
-        self.n_jobs = n_jobs or len(os.sched_getaffinity(0))
+        self.n_jobs = n_jobs
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context = hydra_context
@@ -71,7 +64,10 @@ class ProcessLauncher(Launcher):
         def compose(overrides: Sequence[str]) -> DictConfig:
             return self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
 
-        sweep = Sweep.plan(job_overrides, compose, n_jobs=self.n_jobs, flags=self._flags())
+        n_jobs = len(os.sched_getaffinity(0)) if self.n_jobs is None else self.n_jobs
+        if n_jobs < 1:
+            raise SettingsError(f"hydra.launcher.n_jobs={n_jobs}: must be an integer >= 1, or null")
+        sweep = Sweep.plan(job_overrides, compose, n_jobs=n_jobs, flags=self._flags())
         outcome.code = max(outcome.code, sweep.run())
         return [self._job_return(overrides) for overrides in job_overrides]
 
@@ -88,9 +84,3 @@ class ProcessLauncher(Launcher):
         result.status = JobStatus.COMPLETED
         result.return_value = None
         return result
-
-
-def register() -> None:
-    """Make the launcher known to Hydra as `hydra/launcher=processes`."""
-    Plugins.instance().register(ProcessLauncher)
-    ConfigStore.instance().store(group="hydra/launcher", name="processes", node=LauncherConfig, provider="rti_exp")

@@ -21,6 +21,7 @@ from rti_exp import launcher
 from rti_exp.paths import assets_root
 from rti_exp.runs import RunUnwritable
 from rti_exp.settings import SettingsError
+from rti_exp.sweep import key_of, study_name
 from rti_exp.typed import explain
 
 OmegaConf.register_new_resolver("rti_exp.assets", lambda: str(assets_root()), replace=True)
@@ -30,16 +31,20 @@ def task(cfg: DictConfig) -> None:
     """One job in this process: the whole of a single run, or one job of another launcher's sweep."""
     from rti_exp import job, launcher  # another launcher's worker gets this function without its globals
 
-    code = job.run_job(cfg, overrides=list(HydraConfig.get().overrides.task))
-    if HydraConfig.get().mode is RunMode.MULTIRUN:
+    hydra_config = HydraConfig.get()
+    overrides = list(hydra_config.overrides.task)
+    if hydra_config.mode is RunMode.MULTIRUN:
+        code = job.run_job(cfg, overrides=overrides, default_study=study_name([key_of(text) for text in overrides]))
         if code:
             raise RuntimeError(f"the job ended with exit code {code}")
-    else:
-        launcher.outcome.code = code
+        return
+    try:
+        launcher.outcome.code = job.run_job(cfg, overrides=overrides)
+    except (SettingsError, RunUnwritable) as error:
+        launcher.outcome.code = _bad_config(str(error))
 
 
 def main() -> None:
-    launcher.register()
     launcher.outcome.code = 0
     asked_for_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would exit with 1 for a bad config as for a failed job
@@ -56,9 +61,10 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    except Exception:  # a job of another launcher, which has printed and recorded its own error
+    except RuntimeError as error:  # another launcher's job, which has printed and recorded its own error
         if asked_for_traceback:
             traceback.print_exc()
+        print(error, file=sys.stderr)
         sys.exit(1)
     finally:
         if not asked_for_traceback:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import enum
+import functools
 import importlib
 import inspect
 import math
+import operator
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, TypeVar
 
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -35,7 +38,8 @@ def typed(cls: type[Settings], node: Mapping[str, Any], key: str) -> Settings:
     for name in node:
         if name not in hints:
             raise SettingsError(unknown_key(prefix + name, name, hints, key))
-    values = {name: _number(value, hints[name], prefix + name) for name, value in node.items()}
+    nested = {name: _nested(hints[name], value, prefix + name) for name, value in node.items() if _nests(hints[name])}
+    values = {name: _number(value, hints[name], prefix + name) for name, value in node.items() if name not in nested}
     try:
         merged = OmegaConf.merge(OmegaConf.structured(cls), values)
     except OmegaConfBaseException as error:
@@ -43,15 +47,29 @@ def typed(cls: type[Settings], node: Mapping[str, Any], key: str) -> Settings:
         value: Any = values
         for step in path.split("."):
             value = value.get(step) if isinstance(value, Mapping) else None
-        wanted = _words(hints[path]) if path in hints else error.msg
+        name = path.partition(".")[0].partition("[")[0]
+        wanted = _words(hints[name]) if name in hints else error.msg
         raise SettingsError(f"{prefix}{path}={_shown(value)}: must be {wanted}") from error
     try:
-        settings = OmegaConf.to_object(merged)
+        settings: Any = OmegaConf.to_object(merged)
+        return dataclasses.replace(settings, **nested) if nested else settings
     except SettingsError as error:
         message = str(error)
         raise SettingsError(message if message.startswith(prefix) else f"{key}: {message}") from error
-    assert isinstance(settings, cls)
-    return settings
+
+
+def _nests(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint) or any(dataclasses.is_dataclass(part) for part in typing.get_args(hint))
+
+
+def _nested(hint: Any, value: Any, key: str) -> Any:
+    """Settings within settings: OmegaConf cannot merge into frozen ones."""
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"{key}={_shown(value)}: must be a group of keys")
+    if isinstance(hint, type):
+        return typed(hint, value, key)
+    item = typing.get_args(hint)[1]
+    return {str(name): _nested(item, part, f"{key}.{name}") for name, part in value.items()}
 
 
 def signature_class(key: str, target: str) -> type | None:
@@ -69,11 +87,20 @@ def signature_class(key: str, target: str) -> type | None:
         return None
     hints = typing.get_type_hints(made if inspect.isfunction(made) else made.__init__)
     fields = [
-        (parameter.name, hints.get(parameter.name, Any), field(default=parameter.default))
+        (parameter.name, _supported(hints.get(parameter.name, Any)), field(default=parameter.default))
         for parameter in parameters
         if parameter.default is not parameter.empty
     ]
     return dataclasses.make_dataclass(name, fields)
+
+
+def _supported(hint: Any) -> Any:
+    """The hint as OmegaConf knows it: a sequence is a list."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return functools.reduce(operator.or_, (_supported(part) for part in typing.get_args(hint)))
+    if typing.get_origin(hint) is Sequence:
+        return list[typing.get_args(hint)[0]]
+    return hint
 
 
 def unknown_key(full: str, name: str, known: Iterable[str], parent: str) -> str:
@@ -92,6 +119,8 @@ def _number(value: Any, hint: Any, key: str) -> Any:
         sign = -1.0 if value.strip().startswith("-") else 1.0
         name = value.strip().lstrip("+-").lstrip(".").lower()
         value = sign * NOT_FINITE[name] if name in NOT_FINITE else value
+    if value is False and isinstance(hint, type) and issubclass(hint, enum.Enum) and "off" in hint.__members__:
+        return "off"  # YAML reads a bare off as false
     if int in options and float not in options and isinstance(value, float):
         if not value.is_integer():
             raise SettingsError(f"{key}={value}: must be {_words(hint)}")
@@ -126,4 +155,6 @@ def explain(error: Exception) -> str:
         known = [str(key) for key in cause.parent_node if key != "hydra"]
         if name not in known:
             return unknown_key(full, name, known, parent)
+    if isinstance(error, MissingConfigException):
+        return str(error).partition("Config search path:")[0].strip()
     return "\n".join(dict.fromkeys(str(part) for part in (error, error.__cause__) if part is not None))

@@ -1,0 +1,12 @@
+"""Hydra finds plugins in this namespace package only; the launcher itself is `rti_exp.launcher`."""
+
+from hydra.core.config_store import ConfigStore
+
+from rti_exp import launcher
+
+
+class ProcessLauncher(launcher.ProcessLauncher):
+    """`hydra/launcher=processes`."""
+
+
+ConfigStore.instance().store(group="hydra/launcher", name="processes", node=launcher.LauncherConfig, provider="rti_exp")

@@ -1,0 +1,254 @@
+"""Config -> objects. The only file that calls `hydra.utils.instantiate`; torch is imported by what is called.
+
+Each part's class is its group's `_target_`. Ours take their settings object and the objects that they work
+with; an environment takes its options as keywords.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.utils import instantiate
+
+from rti_exp.config import Config, CorrectorSettings, Part, role_settings, verifier_settings
+from rti_exp.envs.base import Environment
+from rti_exp.paths import policy_folder
+from rti_exp.runs import Run
+from rti_exp.settings import SettingsError
+from rti_exp.types import Task
+
+if TYPE_CHECKING:
+    import torch
+    from pytorch_lightning import Trainer
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from rti_exp.engines.base import Engine
+    from rti_exp.intervention.corrector import Corrector
+    from rti_exp.intervention.pipeline import Interventions
+    from rti_exp.learner import RTIModule
+    from rti_exp.loggers import RunLogger
+    from rti_exp.rollout.collect import Collector
+    from rti_exp.rollout.render import TokenRenderer
+    from rti_exp.tasks import TaskDataModule
+
+
+def make(part: Part, **objects: Any) -> Any:
+    """The part's object; `objects` are passed as they are."""
+    return instantiate({"_target_": part.target, "_partial_": True, "_convert_": "all"})(**objects)
+
+
+def environment(config: Config) -> Environment:
+    """Imports no torch with the embedded world.
+
+    Raises:
+        SettingsError: an option without sense.
+    """
+    options = _options(config.env)
+    try:
+        return make(config.env, **options)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+
+
+def _options(part: Part) -> dict[str, Any]:
+    """The part's options as keywords."""
+    if isinstance(part.options, dict):
+        return part.options
+    return {name: getattr(part.options, name) for name in part.options.__dataclass_fields__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Player:
+    """A model with its tokenizer, the engine that samples it, and the renderer of its chat format."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    engine: Engine
+    renderer: TokenRenderer
+
+
+def player(config: Config, path: str, *, key: str = "policy.path", device: torch.device | None = None) -> Player:
+    """The model of a transformers folder, in an engine of the kind `engine`."""
+    import torch
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    from rti_exp.rollout.render import TokenRenderer
+
+    folder = policy_folder(path, key)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, config.policy.dtype), local_files_only=True
+    ).eval()
+    if device is not None:
+        model.to(device)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    engine = make(config.engine, model=model, **_options(config.engine))
+    return Player(model=model, tokenizer=tokenizer, engine=engine, renderer=TokenRenderer(tokenizer))
+
+
+def collector(config: Config, world: Environment, policy: Player) -> Collector:
+    from rti_exp.rollout.collect import Collector
+
+    return Collector(
+        environment=world,
+        engine=policy.engine,
+        renderer=policy.renderer,
+        settings=config.rollout,
+        seed=config.run.seed,
+    )
+
+
+def corrector(config: Config, policy: Player, device: torch.device) -> Corrector | None:
+    """None for `corrector=none`."""
+    part = config.corrector
+    if part.target is None:
+        return None
+    prompt = config.prompts.corrector
+    if not isinstance(part.options, CorrectorSettings):
+        return make(part, policy=policy, prompt=prompt, **part.options)
+    settings = role_settings(part.options)
+    if part.options.path is None:
+        return make(part, engine=policy.engine, renderer=policy.renderer, prompt=prompt, settings=settings)
+    teacher = player(config, part.options.path, key="corrector.path", device=device)
+    return make(
+        part,
+        engine=teacher.engine,
+        renderer=teacher.renderer,
+        policy_renderer=policy.renderer,
+        same_tokenizer=policy.tokenizer.backend_tokenizer.to_str() == teacher.tokenizer.backend_tokenizer.to_str(),
+        prompt=prompt,
+        settings=settings,
+    )
+
+
+def interventions(
+    config: Config, world: Environment, policy: Player, rollouts: Collector, device: torch.device
+) -> Interventions | None:
+    """None without a corrector: then no group is looked at, and the method is GRPO."""
+    from rti_exp.intervention.pipeline import Interventions
+
+    writer = corrector(config, policy, device)
+    if writer is None:
+        return None
+    voice = {"engine": policy.engine, "renderer": policy.renderer}
+    checks, role = verifier_settings(config.verifier.options)
+    return Interventions(
+        environment=world,
+        renderer=policy.renderer,
+        collector=rollouts,
+        engine=policy.engine,
+        validator=make(config.validator, **voice, prompt=config.prompts.validator, settings=config.validator.options),
+        corrector=writer,
+        verifier=make(config.verifier, **voice, prompts=config.prompts.verifier, settings=checks, role=role),
+        gate=config.gate,
+        reweight=config.reweight,
+        settings=config.intervention,
+        rollout=config.rollout,
+        seed=config.run.seed,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """All that a run is made of."""
+
+    module: RTIModule
+    data: TaskDataModule
+    trainer: Trainer
+    heldout: list[Task]
+
+    def fit(self) -> None:
+        """Train, from the newest valid checkpoint if there is one."""
+        self.trainer.fit(self.module, datamodule=self.data)
+
+
+def experiment(config: Config, run: Run | None, *, directory: Path) -> Experiment:
+    """The experiment of a config. `run` is None on ranks that write nothing; `directory` is the run's.
+
+    Raises:
+        SettingsError: a value that only the environment's tasks or the model show to be wrong.
+    """
+    from rti_exp.callbacks import training_callbacks
+    from rti_exp.learner import RTIModule
+    from rti_exp.tasks import TaskDataModule
+
+    world = environment(config)
+    data = TaskDataModule(tasks=world.tasks("train"), run=config.run)
+    heldout = list(world.tasks("heldout"))
+    policy = player(config, config.policy.path)
+    callbacks = training_callbacks(
+        run=run,
+        run_key=config.key,
+        checkpoints=directory / "checkpoints",
+        heldout=heldout,
+        evaluation=config.evaluation,
+        decode=policy.renderer.text,
+        recorder_every=config.recorder.every,
+    )
+    trained = trainer(config, callbacks)
+    rollouts = collector(config, world, policy)
+    module = RTIModule(
+        model=policy.model,
+        engine=policy.engine,
+        collector=rollouts,
+        interventions=interventions(config, world, policy, rollouts, trained.strategy.root_device),
+        algorithm=make(config.algorithm, settings=config.algorithm.options),
+        settings=config.algorithm.options,
+        run=config.run,
+        success_threshold=config.intervention.success_threshold,
+    )
+    return Experiment(module=module, data=data, trainer=trained, heldout=heldout)
+
+
+def trainer(config: Config, callbacks: list[Any]) -> Trainer:
+    from pytorch_lightning import Trainer
+
+    settings = config.trainer
+    return Trainer(
+        accelerator=settings.accelerator,
+        devices=settings.devices,
+        num_nodes=settings.num_nodes,
+        strategy=settings.strategy,
+        precision=settings.precision,  # pyright: ignore[reportArgumentType]
+        deterministic="warn" if settings.deterministic else None,
+        max_epochs=1,
+        callbacks=callbacks,
+        logger=False,  # rti_exp.loggers gets the rows, with iterations as x-axis
+        enable_checkpointing=False,  # IterationCheckpoint does it
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+    )
+
+
+def run_logger(config: Config, run: Run) -> RunLogger | None:
+    """None for `logger=none`."""
+    return (
+        None if config.logger.target is None else make(config.logger, config=config, run=run, **_options(config.logger))
+    )
+
+
+def seed_everything(config: Config) -> None:
+    import pytorch_lightning
+    import torch
+
+    torch.set_num_threads(config.trainer.threads)
+    pytorch_lightning.seed_everything(config.run.seed, workers=True, verbose=False)
+
+
+def quiet() -> None:
+    """Keep Lightning's and transformers' advice out of a job's log."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for module in ("pytorch_lightning", "lightning_fabric", "torch"):
+        warnings.filterwarnings("ignore", module=module)
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
