@@ -14,14 +14,52 @@ from rti_exp.envs.town.world import TownEpisode, draw_task
 from rti_exp.pretraining.prior import Prior
 from rti_exp.types import Evidence, Message, Task, ToolCall
 
-RAMBLING = (
-    "well okay maybe first then really just about some more here while perhaps checking things quickly again "
-    "since everyone likes knowing whatever"
-).split()
-FORMAL = (
-    "pursuant hereby regarding aforementioned accordingly thereof respective enquiry herewith whereas kindly "
-    "customary formal undersigned protocol diligence notwithstanding requisite procedure henceforth"
-).split()
+RAMBLING = [
+    "well",
+    "okay",
+    "maybe",
+    "first",
+    "then",
+    "really",
+    "just",
+    "about",
+    "some",
+    "more",
+    "here",
+    "while",
+    "perhaps",
+    "checking",
+    "things",
+    "quickly",
+    "again",
+    "since",
+    "everyone",
+    "likes",
+    "knowing",
+    "whatever",
+]
+FORMAL = [
+    "pursuant",
+    "hereby",
+    "regarding",
+    "aforementioned",
+    "accordingly",
+    "thereof",
+    "respective",
+    "enquiry",
+    "herewith",
+    "whereas",
+    "kindly",
+    "customary",
+    "formal",
+    "undersigned",
+    "protocol",
+    "diligence",
+    "notwithstanding",
+    "requisite",
+    "procedure",
+    "henceforth",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +187,9 @@ def play(task: Task, rng: random.Random, prior: Prior, *, forced: str | None = N
     end = "misreport" if rng.random() < 0.5 else "give_up"
     if forced != "late":
         end = rng.choices(("misreport", "give_up", ""), (prior.misreport, prior.give_up, 1))[0]
-    give_up_at = rng.randrange(len(plan.actions)) if forced != "late" else rng.randrange(critical + 1, len(plan.actions))
+    give_up_at = (
+        rng.randrange(len(plan.actions)) if forced != "late" else rng.randrange(critical + 1, len(plan.actions))
+    )
     for place, action in enumerate(plan.actions):
         if end == "give_up" and place == give_up_at:
             player.act(GIVE_UP, place, harmful="gave up")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rti_exp.config import PromptSettings
 from rti_exp.envs.town.family import GIVE_UP
 from rti_exp.intervention.prompts import fill
 from rti_exp.pretraining.behaviour import Play, Step, formal, plan_of, play, random_task, wordy
@@ -17,17 +18,6 @@ from rti_exp.settings import RolePrompt
 from rti_exp.types import Message
 
 Manner = Literal["clean", "leaky", "wordy", "formal", "wrong", "nonsense"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompts:
-    """The role prompts that the policy will be asked with; training and asking use the same texts."""
-
-    validator: RolePrompt
-    corrector: RolePrompt
-    gold: RolePrompt
-    leak: RolePrompt
-    plausible: RolePrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +119,7 @@ def _first_difference(ids: Sequence[int], others: Sequence[int]) -> int:
     return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(ids), len(others)) - 1)
 
 
-def validator_document(renderer: Renderer, prompts: Prompts, played: Play, step: int) -> Document:
+def validator_document(renderer: Renderer, prompts: PromptSettings, played: Play, step: int) -> Document:
     harmful = step == played.first_harmful
     writer = _Writer(renderer, played.opening)
     writer.history(played.steps[:step])
@@ -140,7 +130,7 @@ def validator_document(renderer: Renderer, prompts: Prompts, played: Play, step:
     return writer.document()
 
 
-def corrector_document(renderer: Renderer, prompts: Prompts, played: Play, text: str) -> Document:
+def corrector_document(renderer: Renderer, prompts: PromptSettings, played: Play, text: str) -> Document:
     step = played.first_harmful
     assert step is not None
     writer = _Writer(renderer, played.opening)
@@ -173,14 +163,14 @@ def passes(check: str, manner: Manner, played: Play) -> bool:
 
 
 def verifier_document(
-    renderer: Renderer, prompts: Prompts, played: Play, text: str, check: str, passed: bool
+    renderer: Renderer, prompts: PromptSettings, played: Play, text: str, check: str, passed: bool
 ) -> Document:
     step = played.first_harmful
     assert step is not None
     writer = _Writer(renderer, played.opening)
     writer.history(played.steps[:step])
     writer.action(text, trained=False)
-    writer.ask(getattr(prompts, check), played.evidence.text)
+    writer.ask(prompts.verifier[check], played.evidence.text)
     writer.action(json.dumps({"pass": passed}), trained=True)
     return writer.document()
 
@@ -192,7 +182,7 @@ MANNERS_BY_CHECK: dict[str, tuple[Manner, ...]] = {
 }
 
 
-def draw_document(renderer: Renderer, prompts: Prompts, prior: Prior, rng: random.Random) -> Document:
+def draw_document(renderer: Renderer, prompts: PromptSettings, prior: Prior, rng: random.Random) -> Document:
     """One document by the prior's mix."""
     kinds = ("rollouts", "validator", "corrector", "verifier")
     kind = rng.choices(kinds, [getattr(prior, name) for name in kinds])[0]
@@ -209,13 +199,15 @@ def draw_document(renderer: Renderer, prompts: Prompts, prior: Prior, rng: rando
         manners: tuple[Manner, ...] = ("clean", "leaky", "wordy", "wrong")
         manner = rng.choices(manners, [getattr(prior, f"correct_{name}") for name in manners])[0]
         return corrector_document(renderer, prompts, played, correction(played, manner, rng))
-    check = rng.choice(CHECKS)
+    check = rng.choice((*CHECKS, "leak"))  # the hardest question is asked twice as often
     manner = rng.choice(MANNERS_BY_CHECK[check])
     text = correction(played, manner, rng)
     return verifier_document(renderer, prompts, played, text, check, passes(check, manner, played))
 
 
-def teacher_document(renderer: Renderer, prompts: Prompts, prior: Prior, right: float, rng: random.Random) -> Document:
+def teacher_document(
+    renderer: Renderer, prompts: PromptSettings, prior: Prior, right: float, rng: random.Random
+) -> Document:
     """A document for the teacher: corrections in its own dialect, right at rate `right`."""
     played = failed_play(rng, prior, late=0.2)
     text = correction(played, "clean" if rng.random() < right else "wrong", rng)

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from rti_exp.settings import SettingsError
+
 
 def _default_right() -> dict[str, float]:
     return {
@@ -51,11 +53,11 @@ class Prior:
     correct_leaky: float = 0.68
     correct_wordy: float = 0.13
     correct_wrong: float = 0.05
-    rollouts: float = 0.42
+    rollouts: float = 0.4
     """Share of the documents; the rest are role documents."""
-    validator: float = 0.2
+    validator: float = 0.16
     corrector: float = 0.18
-    verifier: float = 0.2
+    verifier: float = 0.26
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -64,11 +66,50 @@ class Prior:
             for name, rate in rates.items():
                 if not (math.isfinite(rate) and 0 <= rate <= 1):
                     key = f"prior.{item.name}" + (f".{name}" if name else "")
-                    raise ValueError(f"{key}={rate!r}: must be in [0, 1]")
+                    raise SettingsError(f"{key}={rate!r}: must be in [0, 1]")
         for names in (
             ("rollouts", "validator", "corrector", "verifier"),
             ("correct_clean", "correct_leaky", "correct_wordy", "correct_wrong"),
         ):
             total = sum(getattr(self, name) for name in names)
             if abs(total - 1) > 1e-6:
-                raise ValueError(f"prior.{', prior.'.join(names)}: must sum to 1, not {total:g}")
+                raise SettingsError(f"prior.{', prior.'.join(names)}: must sum to 1, not {total:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """The shape of an embedded model; everything else is Qwen3 as it is."""
+
+    hidden: int = 128
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    intermediate: int = 256
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if getattr(self, item.name) < 1:
+                raise SettingsError(f"size.{item.name}={getattr(self, item.name)}: must be an integer >= 1")
+        if self.heads % self.kv_heads:
+            raise SettingsError(f"size.kv_heads={self.kv_heads}: must divide size.heads={self.heads}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """One plain training run: AdamW, warm-up, cosine."""
+
+    documents: int = 100_000
+    steps: int = 3000
+    documents_per_step: int = 32
+    learning_rate: float = 2e-3
+    warmup: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("documents", "steps", "documents_per_step", "warmup"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"training.{name}={getattr(self, name)}: must be an integer >= 1")
+        if self.documents < self.documents_per_step:
+            raise SettingsError(f"training.documents={self.documents}: must be at least training.documents_per_step")
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise SettingsError(f"training.learning_rate={self.learning_rate}: must be a finite number > 0")

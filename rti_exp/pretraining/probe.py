@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rti_exp.config import PromptSettings
 from rti_exp.engines.base import Engine, GenerateRequest, Sampling, ScoreRequest
 from rti_exp.envs.town.families import FAMILIES
 from rti_exp.objective.perplexity import log_perplexity
@@ -18,9 +19,8 @@ from rti_exp.pretraining.documents import (
     MANNERS_BY_CHECK,
     Document,
     Manner,
-    Prompts,
-    corrector_document,
     correction,
+    corrector_document,
     failed_play,
     history_ids,
     leak_possible,
@@ -48,7 +48,9 @@ class Row:
 class Probe:
     """Asks an engine the roles' questions on `plays` failed held-out plays per family."""
 
-    def __init__(self, *, engine: Engine, renderer: Renderer, prompts: Prompts, prior: Prior, seed: int, plays: int):
+    def __init__(
+        self, *, engine: Engine, renderer: Renderer, prompts: PromptSettings, prior: Prior, seed: int, plays: int
+    ):
         self._engine, self._renderer, self._prompts, self._seed = engine, renderer, prompts, seed
         rng = random.Random(derive_seed(seed, "probe"))
         by_family: dict[str, list[Play]] = defaultdict(list)
@@ -89,9 +91,7 @@ class Probe:
                         continue
                     text = correction(played, manner, self._rng)
                     passed = passes(check, manner, played)
-                    documents.append(
-                        verifier_document(self._renderer, self._prompts, played, text, check, passed)
-                    )
+                    documents.append(verifier_document(self._renderer, self._prompts, played, text, check, passed))
                     cases.append(f"{check}: {manner}")
         answers = self._answers(documents, temperature=0.0)
         return _shares("verifier passes", cases, [_field(answer, "pass") is True for answer in answers])
@@ -111,12 +111,28 @@ class Probe:
             scores.append(ScoreRequest(prompt_ids=prompt_ids, token_ids=completion.token_ids))
         perplexities = [2.718281828459045 ** log_perplexity(row) for row in self._engine.score(scores)]
         counts = Counter(manners)
-        rows = [Row(what="corrector writes", case=manner, value=counts[manner] / len(manners), count=len(manners)) for manner in MANNERS]
-        cases = [*manners, *(f"clean {played.task.family}" if manner == "clean" else "" for played, manner in zip(self._plays, manners, strict=True))]
+        rows = [
+            Row(what="corrector writes", case=manner, value=counts[manner] / len(manners), count=len(manners))
+            for manner in MANNERS
+        ]
+        cases = [
+            *manners,
+            *(
+                f"clean {played.task.family}" if manner == "clean" else ""
+                for played, manner in zip(self._plays, manners, strict=True)
+            ),
+        ]
         for case in sorted(set(cases) - {""}):
             values = [value for value, name in zip(perplexities * 2, cases, strict=True) if name == case]
             rows.append(Row(what="perplexity, median", case=case, value=statistics.median(values), count=len(values)))
-            rows.append(Row(what="perplexity <= 5", case=case, value=sum(value <= 5 for value in values) / len(values), count=len(values)))
+            rows.append(
+                Row(
+                    what="perplexity <= 5",
+                    case=case,
+                    value=sum(value <= 5 for value in values) / len(values),
+                    count=len(values),
+                )
+            )
         return rows
 
     def _requests(self, documents: Sequence[Document], temperature: float) -> list[GenerateRequest]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rti_exp.envs.town.families import FAMILIES
 from rti_exp.envs.town.names import CITIES, CURRENCIES, ITEMS, NUMBERS, PEOPLE, PLACES
+from rti_exp.types import Message
 
 SPECIAL_TOKENS = ("<|pad|>", "<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 # Words keep the spaces around them; capitalised words and numbers stand alone, so that a name is the
@@ -60,3 +62,26 @@ def make_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizer
         additional_special_tokens=["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"],
         clean_up_tokenization_spaces=False,
     )
+
+
+class TextCollector:
+    """A renderer that only collects texts: documents written through it become the tokenizer's training text."""
+
+    stop_ids = (0,)
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        return self.appended([message for message in messages if message.role != "system"], closed=True)
+
+    def appended(self, messages: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
+        self.texts += [message.content for message in messages]
+        return ()
+
+    def action_ids(self, text: str) -> tuple[int, ...]:
+        self.texts.append(text)
+        return (0,)
+
+    def message(self, action_ids: Sequence[int]) -> Message:
+        raise TypeError("a text collector reads no ids")

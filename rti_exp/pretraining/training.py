@@ -5,35 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from rti_exp.pretraining.documents import Document
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSize:
-    """The shape of an embedded model; everything else is Qwen3 as it is."""
-
-    hidden: int = 128
-    layers: int = 4
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 32
-    intermediate: int = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSettings:
-    documents: int = 100_000
-    steps: int = 3000
-    documents_per_step: int = 32
-    learning_rate: float = 2e-3
-    warmup: int = 100
-    seed: int = 0
+from rti_exp.pretraining.prior import ModelSize, TrainingSettings
 
 
 def make_model(size: ModelSize, vocab_size: int, seed: int) -> Qwen3ForCausalLM:
@@ -56,9 +34,9 @@ def make_model(size: ModelSize, vocab_size: int, seed: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def batches(documents: Sequence[Document], settings: TrainingSettings) -> Iterator[list[Document]]:
+def batches(documents: Sequence[Document], settings: TrainingSettings, seed: int) -> Iterator[list[Document]]:
     """`settings.steps` batches over shuffled epochs; documents of like length stand together."""
-    rng = random.Random(settings.seed)
+    rng = random.Random(seed)
     size = settings.documents_per_step
     queue: list[list[Document]] = []
     for _ in range(settings.steps):
@@ -91,6 +69,7 @@ def train(
     model: PreTrainedModel,
     documents: Sequence[Document],
     settings: TrainingSettings,
+    seed: int,
     progress: Callable[[int, float], None],
 ) -> None:
     """AdamW with warm-up and cosine decay. `progress(step, loss)` is called after each step."""
@@ -102,7 +81,7 @@ def train(
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     model.train()
-    for step, batch in enumerate(batches(documents, settings), start=1):
+    for step, batch in enumerate(batches(documents, settings, seed), start=1):
         loss = loss_of(model, batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
