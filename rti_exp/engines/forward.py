@@ -1,0 +1,166 @@
+"""Forward passes of any transformers causal language model over the slots of a cache."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rti_exp.engines.prefixes import Row
+from rti_exp.engines.slots import SlotCache
+
+_PADDING = 128
+"""Padded tokens that one pass may waste before its rows are split over two."""
+_LOGIT_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Tokens `ids[start:end]` to be fed into `row`, and the tokens whose log-probs are wanted.
+
+    The first of `targets` follows position `first`, which is not before `start`; none: keys and values only.
+    """
+
+    row: Row
+    ids: tuple[int, ...]
+    start: int
+    end: int
+    first: int = 0
+    targets: tuple[int, ...] = ()
+
+
+class SlotForward:
+    """Runs `model` over `cache`.
+
+    Raises:
+        ValueError: the model's attention cannot be run with a mask and positions of our own.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, pad_id: int) -> None:
+        _check_attention(model)
+        self._model = model
+        self._pad_id = pad_id
+        # Renamed in transformers 5.
+        named = inspect.signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in named else "past_key_values"
+
+    @property
+    def device(self) -> torch.device:
+        return self._model.device
+
+    def __call__(
+        self, cache: SlotCache, tokens_BT: Tensor, positions_BT: Tensor, shown_BTK: Tensor, *, keep: int = 1
+    ) -> Tensor:
+        """Logits of the last `keep` positions (0: all), [B, keep, V]; `shown_BTK` is True where a token may look."""
+        mask_B1TK = torch.where(shown_BTK, 0.0, -torch.inf).to(self._model.dtype)[:, None]
+        return self._model(
+            input_ids=tokens_BT,
+            attention_mask=mask_B1TK,
+            position_ids=positions_BT,
+            use_cache=True,
+            logits_to_keep=keep,
+            **{self._cache_name: cache},
+        ).logits
+
+    def feed(self, cache: SlotCache, spans: Sequence[Span], *, max_tokens: int) -> list[tuple[float, ...]]:
+        """Feed all spans, in passes of at most `max_tokens` padded tokens; the wanted log-probs, in their order."""
+        log_probs: dict[int, tuple[float, ...]] = {}
+        for chunk in _chunks(spans, max_tokens):
+            wanted = self._feed(cache, [spans[index] for index in chunk])
+            log_probs.update(zip(chunk, wanted, strict=True))
+        return [log_probs.get(index, ()) for index in range(len(spans))]
+
+    def _feed(self, cache: SlotCache, spans: Sequence[Span]) -> list[tuple[float, ...]]:
+        width = max(span.end - span.start for span in spans)
+        tokens = np.full((len(spans), width), self._pad_id)
+        positions = np.zeros((len(spans), width), dtype=np.int64)
+        written = np.full((len(spans), width), cache.length - 1)
+        for row, span in enumerate(spans):
+            count = span.end - span.start
+            tokens[row, :count] = span.ids[span.start : span.end]
+            positions[row, :count] = np.arange(span.start, span.end)
+        real = np.arange(width) < np.array([[span.end - span.start] for span in spans])
+        written[real] = positions[real]
+        slots = np.array([span.row.slot for span in spans])
+        places = torch.from_numpy((slots[:, None] * cache.length + written).ravel()).to(self.device)
+        visible = max(span.end for span in spans)
+        in_front = bool((slots == np.arange(len(slots))).all())
+        cache.point(places, visible, None if in_front else torch.from_numpy(slots).to(self.device))
+        positions_BT = torch.from_numpy(positions).to(self.device)
+        shown_BTK = torch.arange(visible, device=self.device) <= positions_BT[:, :, None]
+        tokens_BT = torch.from_numpy(tokens).to(self.device)
+        if not any(span.targets for span in spans):
+            self(cache, tokens_BT, positions_BT, shown_BTK)
+            return [()] * len(spans)
+        return self._log_probs(cache, spans, tokens_BT, positions_BT, shown_BTK)
+
+    def _log_probs(
+        self, cache: SlotCache, spans: Sequence[Span], tokens_BT: Tensor, positions_BT: Tensor, shown_BTK: Tensor
+    ) -> list[tuple[float, ...]]:
+        rows = [row for row, span in enumerate(spans) for _ in span.targets]
+        columns = [span.first - span.start + offset for span in spans for offset in range(len(span.targets))]
+        targets = [target for span in spans for target in span.targets]
+        places_NN = torch.tensor([rows, columns], device=self.device)
+        with _logits_only_at(self._model, places_NN[0], places_NN[1]):
+            logits_NV = self(cache, tokens_BT, positions_BT, shown_BTK, keep=0)
+        values: list[float] = []
+        targets_N1 = torch.tensor(targets, device=self.device)[:, None]
+        for chunk_NV, chosen_N1 in zip(logits_NV.split(_LOGIT_ROWS), targets_N1.split(_LOGIT_ROWS), strict=True):
+            values += chunk_NV.float().log_softmax(dim=1).gather(1, chosen_N1)[:, 0].tolist()
+        results, taken = [], 0
+        for span in spans:
+            results.append(tuple(values[taken : taken + len(span.targets)]))
+            taken += len(span.targets)
+        return results
+
+
+@contextmanager
+def _logits_only_at(model: PreTrainedModel, rows_N: Tensor, columns_N: Tensor) -> Iterator[None]:
+    """The model's logits come out as [N, V]: its head sees these hidden states only, scaling and capping included."""
+    handle = model.get_output_embeddings().register_forward_pre_hook(
+        lambda _module, inputs: (inputs[0][rows_N, columns_N],)
+    )
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _chunks(spans: Sequence[Span], max_tokens: int) -> Iterator[list[int]]:
+    """Indices of spans with something to feed, longest first, then by slot: few passes, and little padding in each."""
+    width = {index: span.end - span.start for index, span in enumerate(spans) if span.end > span.start}
+    chunk: list[int] = []
+    widest, real = 0, 0
+    for index in sorted(width, key=lambda index: (-width[index], index)):
+        padded = widest * (len(chunk) + 1)
+        if chunk and (padded > max_tokens or padded - real - width[index] > _PADDING):
+            yield sorted(chunk, key=lambda index: spans[index].row.slot)
+            chunk, real = [], 0
+        if not chunk:
+            widest = width[index]
+        chunk.append(index)
+        real += width[index]
+    if chunk:
+        yield sorted(chunk, key=lambda index: spans[index].row.slot)
+
+
+def _check_attention(model: PreTrainedModel) -> None:
+    config = model.config
+    implementation = getattr(config, "_attn_implementation", None)
+    if implementation not in ("sdpa", "eager"):
+        raise ValueError(f'attention {implementation!r} takes no mask per row: load the model with "sdpa" or "eager"')
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None:
+        partial = set(layer_types) != {"full_attention"}
+    else:
+        partial = getattr(config, "sliding_window", None) is not None
+    if partial:
+        raise ValueError("models with sliding or linear attention are not supported by the local engine")
+    if model.get_output_embeddings() is None:
+        raise ValueError("the model has no language modelling head")

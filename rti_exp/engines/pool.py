@@ -1,0 +1,110 @@
+"""The pool of slots: finds a seat for each sequence, keeping as much of what is already computed as it can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rti_exp.engines.prefixes import PrefixIndex, Row
+from rti_exp.engines.slots import SlotCache
+
+_LENGTH_STEP = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Where a sequence is computed: `row` already holds its first `shared` tokens; `copies` wait for the rest."""
+
+    row: Row
+    shared: int
+    copies: list[Row] = field(default_factory=list)
+
+
+class SlotPool:
+    """Slots with keys and values, and the index of what they hold."""
+
+    def __init__(self, *, layers: int, cache_rows: int) -> None:
+        self.cache = SlotCache(layers)
+        self.index = PrefixIndex()
+        self._cache_rows = cache_rows
+
+    def clear(self) -> None:
+        """Forget all contents. The memory stays, and what the next calls do is as after construction."""
+        self.index = PrefixIndex()
+
+    def seat(
+        self, sequences: Sequence[tuple[int, ...]], limits: Sequence[int], copies: Sequence[int], room: int
+    ) -> list[Seat]:
+        """A seat for each of these sequences; together they take the first slots of the cache.
+
+        A sequence goes on in the row that it extends as a whole, else a row not lately used is overwritten with a
+        copy of the longest stored prefix.
+
+        Args:
+            sequences: what is to be computed.
+            limits: at most so many tokens of each may be taken as stored.
+            copies: further rows to reserve for each.
+            room: tokens that the longest row will hold.
+        """
+        total = len(sequences) + sum(copies)
+        # Twice: each row may be filled from another one, which must not be overwritten meanwhile.
+        self.index.reserve(max(self._cache_rows, 2 * total))
+        # One more: a last position that no row uses, for padding to be written to.
+        self.cache.reserve(len(self.index.rows), -(-(room + 1) // _LENGTH_STEP) * _LENGTH_STEP)
+        found = [self.index.longest(sequence) for sequence in sequences]
+        claimed: dict[Row, None] = {}
+        extended: list[Row | None] = []
+        for hit in found:
+            fits = hit is not None and hit[1] == len(hit[0].ids) and hit[0] not in claimed
+            extended.append(hit[0] if hit is not None and fits else None)
+            if hit is not None and fits:
+                claimed[hit[0]] = None
+        kept = {*claimed, *(hit[0] for hit in found if hit is not None)}
+        free = self.index.least_used(total - len(claimed), kept)
+        self._gather([*claimed, *free], total)
+        return self._fill(sequences, limits, copies, found, extended, free)
+
+    def _gather(self, rows: Sequence[Row], total: int) -> None:
+        members = set(rows)
+        outside = [row for row in rows if row.slot >= total]
+        inside = [row for row in self.index.rows[:total] if row not in members]
+        self.swap(outside, inside)
+
+    def _fill(
+        self,
+        sequences: Sequence[tuple[int, ...]],
+        limits: Sequence[int],
+        copies: Sequence[int],
+        found: Sequence[tuple[Row, int] | None],
+        extended: Sequence[Row | None],
+        free: Sequence[Row],
+    ) -> list[Seat]:
+        unused = iter(free)
+        seats: list[Seat] = []
+        sources: list[int] = []
+        targets: list[int] = []
+        for sequence, limit, count, hit, row in zip(sequences, limits, copies, found, extended, strict=True):
+            shared = 0 if hit is None else min(hit[1], limit)
+            if row is None:
+                row = next(unused)
+                self.index.store(row, sequence[:shared])
+                if hit is not None:
+                    self.index.touch(hit[0])
+                    sources.append(hit[0].slot)
+                    targets.append(row.slot)
+            seats.append(Seat(row=row, shared=shared, copies=[next(unused) for _ in range(count)]))
+        self.cache.copy(sources, targets, max((seat.shared for seat in seats), default=0))
+        return seats
+
+    def copy_to_followers(self, seats: Sequence[Seat], lengths: Sequence[int]) -> None:
+        """Each seat's computed first tokens into the rows that wait for them."""
+        pairs = [(seat.row.slot, row.slot) for seat in seats for row in seat.copies]
+        self.cache.copy([one for one, _ in pairs], [other for _, other in pairs], max(lengths, default=0))
+
+    def swap(self, first: Sequence[Row], second: Sequence[Row], length: int | None = None) -> None:
+        """Exchange the slots of rows, pair by pair; `length` None is all that the index knows of them."""
+        if length is None:
+            length = max((len(row.ids) for row in (*first, *second)), default=0)
+        self.cache.swap([row.slot for row in first], [row.slot for row in second], length)
+        for one, other in zip(first, second, strict=True):
+            self.index.swap(one, other)

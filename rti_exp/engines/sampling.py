@@ -1,0 +1,82 @@
+"""Drawing tokens: inverse CDF, one uniform number a row and token, so that a row's draw is its seed's alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rti_exp.engines.base import Sampling
+
+
+def uniforms(seeds: Sequence[int], count: int) -> Tensor:
+    """[B, count] in [0, 1), fp32: row b is the Philox stream of `seeds[b]`; a longer stream begins as a shorter one."""
+    rows = [np.random.Generator(np.random.Philox(key=seed)).random(count, dtype=np.float32) for seed in seeds]
+    return torch.from_numpy(np.stack(rows))
+
+
+def draw(probabilities_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+    """Token of each row by inverse CDF, [B]; the rows need not be normalised. Never a token of probability 0."""
+    cumulated_BV = probabilities_BV.cumsum(dim=1)
+    total_B = cumulated_BV[:, -1]
+    # Rounding may lift u * total to total, past the last token.
+    below_B = torch.nextafter(total_B, torch.zeros_like(total_B))
+    target_B1 = torch.minimum(uniforms_B * total_B, below_B)[:, None]
+    # The clamp matters for rows of NaN only; their log-prob tells.
+    return torch.searchsorted(cumulated_BV, target_B1, right=True)[:, 0].clamp_(max=probabilities_BV.shape[1] - 1)
+
+
+def nucleus(probabilities_BV: Tensor, top_p_B: Tensor) -> Tensor:
+    """The probabilities with 0 outside each row's nucleus: the fewest likeliest tokens that sum to at least top_p.
+
+    Source: Holtzman et al. 2020, arXiv 1904.09751.
+    """
+    sorted_BV, order_BV = probabilities_BV.sort(dim=1, descending=True, stable=True)
+    before_BV = sorted_BV.cumsum(dim=1) - sorted_BV
+    kept_BV = sorted_BV.masked_fill(before_BV >= top_p_B[:, None], 0.0)
+    kept_BV[:, 0] = sorted_BV[:, 0]
+    return torch.zeros_like(probabilities_BV).scatter(1, order_BV, kept_BV)
+
+
+class Sampler:
+    """Draws for a batch of rows, each with its own temperature, top_p and seed.
+
+    Temperature 0 takes the likeliest token (the first of equal ones). Log-probs are of the raw logits at
+    temperature 1, in fp32.
+    """
+
+    def __init__(self, samplings: Sequence[Sampling], seeds: Sequence[int], device: torch.device) -> None:
+        temperatures = [sampling.temperature for sampling in samplings]
+        steps = max(sampling.max_tokens for sampling in samplings)
+        self._all_greedy = all(value == 0 for value in temperatures)
+        self._any_greedy = any(value == 0 for value in temperatures)
+        self._any_scaled = any(value not in (0, 1) for value in temperatures)
+        self._any_nucleus = any(sampling.top_p < 1 for sampling in samplings)
+        self._greedy_B = torch.tensor([value == 0 for value in temperatures], device=device)
+        self._temperature_B = torch.tensor([value or 1.0 for value in temperatures], device=device)
+        self._top_p_B = torch.tensor([sampling.top_p for sampling in samplings], device=device)
+        self._uniforms_TB = uniforms(seeds, 1 if self._all_greedy else steps).T.contiguous().to(device)
+
+    def __call__(self, logits_BV: Tensor, step: int, rows_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and log-probs, [B] each, of step `step`; `rows_B` says which of the batch's rows these are."""
+        logits_BV = logits_BV.float()
+        log_probs_BV = logits_BV.log_softmax(dim=1)
+        if self._all_greedy:
+            ids_B = logits_BV.argmax(dim=1)
+        else:
+            ids_B = draw(self._probabilities(logits_BV, log_probs_BV, rows_B), self._uniforms_TB[step][rows_B])
+            if self._any_greedy:
+                ids_B = torch.where(self._greedy_B[rows_B], logits_BV.argmax(dim=1), ids_B)
+        return ids_B, log_probs_BV.gather(1, ids_B[:, None])[:, 0]
+
+    def _probabilities(self, logits_BV: Tensor, log_probs_BV: Tensor, rows_B: Tensor) -> Tensor:
+        if self._any_scaled:
+            below_best_BV = logits_BV - logits_BV.amax(dim=1, keepdim=True)  # no overflow at small temperatures
+            probabilities_BV = (below_best_BV / self._temperature_B[rows_B, None]).softmax(dim=1)
+        else:
+            probabilities_BV = log_probs_BV.exp()
+        if self._any_nucleus:
+            probabilities_BV = nucleus(probabilities_BV, self._top_p_B[rows_B])
+        return probabilities_BV
