@@ -25,6 +25,7 @@ from rti_exp.metrics import IterationReport, Stopwatch, UpdateStats, iteration_m
 from rti_exp.objective.grpo import GRPO, LossStats
 from rti_exp.randomness import derive_seed
 from rti_exp.settings import AlgorithmSettings, RunSettings
+from rti_exp.tasks import IterationTasks
 from rti_exp.types import Group, Sample, Task
 
 
@@ -122,21 +123,20 @@ class RTIModule(LightningModule):
             weight_decay=self.settings.weight_decay,
         )
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Tasks hold no tensors (and Lightning refuses frozen dataclasses)."""
-        return batch
-
-    def training_step(self, tasks: list[Task]) -> None:
+    def training_step(self, tasks: IterationTasks) -> None:
         """One RL iteration on this rank's tasks.
 
         Raises:
             DivergedError: a loss or gradient norm is not finite.
             EngineUnavailable: the policy's engine stayed down.
+            RuntimeError: the tasks are another iteration's (only one of module and data was restored).
         """
         iteration, stopwatch = self.iteration + 1, Stopwatch()
+        if tasks.iteration != iteration:
+            raise RuntimeError(f"tasks of iteration {tasks.iteration} came where those of {iteration} were due")
         with stopwatch.time("iteration"):
             self.eval()
-            groups, tokens = self._rollout(tasks, iteration, stopwatch)
+            groups, tokens = self._rollout(tasks.tasks, iteration, stopwatch)
             advantages = [self.algorithm.advantages(group) for group in groups]
             samples = self._samples(groups, advantages)
             with stopwatch.time("update"):

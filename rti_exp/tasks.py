@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from pytorch_lightning import LightningDataModule
 
@@ -59,6 +58,28 @@ class TaskStream:
         return head + [task for task in order if task.id not in chosen]
 
 
+class IterationTasks:
+    """This rank's tasks of one iteration.
+
+    Neither a list nor a dataclass: Lightning's precision plugins walk those, and stumble over frozen tasks.
+    """
+
+    __slots__ = ("iteration", "tasks")
+
+    def __init__(self, iteration: int, tasks: Sequence[Task]) -> None:
+        self.iteration = iteration
+        self.tasks = tuple(tasks)
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __getitem__(self, index: int) -> Task:
+        return self.tasks[index]
+
+
 class TaskLoader:
     """Yields the tasks of iterations `done + 1` to `last`, this rank's share of each."""
 
@@ -72,13 +93,13 @@ class TaskLoader:
     def __len__(self) -> int:
         return max(0, self.last - self.done)
 
-    def __iter__(self) -> Iterator[list[Task]]:
+    def __iter__(self) -> Iterator[IterationTasks]:
         for iteration in range(self.done + 1, self.last + 1):
-            yield self.stream.iteration(iteration)[self.rank :: self.world_size]
+            yield IterationTasks(iteration, self.stream.iteration(iteration)[self.rank :: self.world_size])
 
 
 class TaskDataModule(LightningDataModule):
-    """`max_iterations` lists of tasks, sharded over the trainer's ranks.
+    """The tasks of `max_iterations` iterations, sharded over the trainer's ranks.
 
     Lightning shards no loader that is not its own, so each rank takes every world_size-th task of the iteration:
     `tasks_per_iteration` counts the tasks of all ranks, and the number of devices does not change what is trained.
@@ -105,9 +126,6 @@ class TaskDataModule(LightningDataModule):
                 "the number of processes, so that each has a task"
             )
         return TaskLoader(self.stream, done=self._done, last=self.run.max_iterations, rank=rank, world_size=world_size)
-
-    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-        return batch
 
     def state_dict(self) -> dict[str, int]:
         """{"iteration": iterations done}, by the module that trains where there is one."""

@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning.loggers.logger import Logger
+from transformers import Qwen3ForCausalLM
+
+from rti_exp.batch import micro_batches, to_samples
+from rti_exp.forward import TrainedPositions
+from rti_exp.learner import DivergedError, RTIModule, mini_batches
+from rti_exp.settings import AlgorithmSettings, RunSettings, Scope
+from rti_exp.tasks import IterationTasks
+from rti_exp.types import Author, Group, Sample
+from tests.fakes import tiny_gpt2, tiny_model
+from tests.training import acted, equal_weights, fit, sampled, weights
+from tests.trajectories import group, trajectory, turn
+
+ONE = RunSettings(seed=3, max_iterations=1, tasks_per_iteration=4, group_size=4)
+TWO = dataclasses.replace(ONE, max_iterations=2)
+THREE = dataclasses.replace(ONE, max_iterations=3)
+
+
+def optimizer_of(module: RTIModule) -> dict[str, Any]:
+    return module.training_state()["optimizer"]
+
+
+def equal_states(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(equal_states(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(equal_states, first, second))
+    return first == second
+
+
+class Altered:
+    """A collector whose groups go through `change(groups, iteration)`."""
+
+    def __init__(self, collector: Any, change: Any) -> None:
+        self.collector = collector
+        self.environment = collector.environment
+        self.change = change
+
+    def collect(self, tasks: Sequence[Any], group_size: int, iteration: int, **options: Any) -> list[Group]:
+        return self.change(self.collector.collect(tasks, group_size, iteration, **options), iteration)
+
+
+def with_trajectories(groups: Sequence[Group], change: Any) -> list[Group]:
+    changed = []
+    for one in groups:
+        trajectories = tuple(change(each) for each in one.trajectories)
+        changed.append(dataclasses.replace(one, sampled=trajectories, trajectories=trajectories))
+    return changed
+
+
+def silence(groups: Sequence[Group], iteration: int) -> list[Group]:
+    """No signal from the second iteration on."""
+    return (
+        list(groups) if iteration == 1 else with_trajectories(groups, lambda one: dataclasses.replace(one, reward=0.1))
+    )
+
+
+def test_an_iteration_without_signal_leaves_weights_and_optimizer_bit_identical() -> None:
+    settings = AlgorithmSettings(learning_rate=1e-2, weight_decay=0.5)
+    once = fit(sampled(run=ONE, settings=settings))
+    module = sampled(run=THREE, settings=settings)
+    module.collector = Altered(module.collector, silence)
+    fit(module)
+    assert equal_weights(weights(module), weights(once))
+    assert equal_states(optimizer_of(module), optimizer_of(once))
+    assert (module.iteration, module.policy_version) == (3, 1)
+    assert module.last_metrics["loss/policy"] is None
+    assert module.last_metrics["policy/gradient_norm"] is None
+    assert module.last_metrics["groups/signal"] == 0.0
+    assert module.last_metrics["tokens/trained"] == 0
+    assert (module.last_metrics["tokens/generated"] or 0) > 0
+
+
+def test_training_changes_weights_and_engine_is_told() -> None:
+    module = acted(run=TWO)
+    before = weights(module)
+    fit(module)
+    assert not equal_weights(before, weights(module))
+    assert module.engine.synced == [1, 2]  # pyright: ignore[reportAttributeAccessIssue]
+    assert optimizer_of(module)["state"][0]["step"].item() == 4
+
+
+@pytest.mark.parametrize("make", [acted, sampled])
+def test_the_same_seed_gives_the_same_bits(make: Any) -> None:
+    first, second = fit(make(run=TWO)), fit(make(run=TWO))
+    assert equal_weights(weights(first), weights(second))
+    assert first.last_groups == second.last_groups
+    other = fit(make(run=dataclasses.replace(TWO, seed=4)))
+    assert not equal_weights(weights(first), weights(other))
+
+
+def test_token_counts() -> None:
+    module = fit(acted(run=ONE))
+    metrics, groups = module.last_metrics, module.last_groups
+    attempts = [one for each in groups for one in each.interventions]
+    children = [one.child for one in attempts if one.child]
+    continued = sum(
+        len(turn.action_ids) for child in children if child.fork for turn in child.turns[child.fork.step + 1 :]
+    )
+    assert len(children) == 4
+    assert metrics["tokens/generated"] == continued + sum(t.generated_tokens for g in groups for t in g.sampled)
+    assert metrics["tokens/role_scored"] == 2 * sum(len(one.log_probs) for one in attempts)
+    assert metrics["tokens/scored"] == 0
+    trained = [to_samples(g, module.algorithm.advantages(g), Scope.all) for g in groups]
+    assert metrics["tokens/trained"] == sum(sum(sample.loss_mask) for each in trained for sample in each)
+
+
+def test_corrected_tokens_are_trained_with_their_weight() -> None:
+    module = fit(acted(run=ONE))
+    samples = [s for g in module.last_groups for s in to_samples(g, module.algorithm.advantages(g), Scope.all)]
+    corrected = [
+        weight
+        for sample in samples
+        for author, weight in zip(sample.authors, sample.weights, strict=True)
+        if author is Author.CORRECTOR
+    ]
+    accepted = [weight for g in module.last_groups for one in g.interventions for weight in one.weights]
+    assert sorted(corrected) == sorted(accepted)
+    assert len(set(corrected)) > 1
+
+
+def poison_log_probs(groups: Sequence[Group], iteration: int) -> list[Group]:
+    if iteration == 1:
+        return list(groups)
+
+    def poisoned(one: Any) -> Any:
+        turns = [dataclasses.replace(each, action_log_probs=(math.nan,) * len(each.action_ids)) for each in one.turns]
+        return dataclasses.replace(one, turns=tuple(turns))
+
+    return with_trajectories(groups, poisoned)
+
+
+def test_loss_that_is_not_finite_stops_before_the_weights_are_touched() -> None:
+    once = fit(sampled(run=ONE))
+    module = sampled(run=TWO)
+    module.collector = Altered(module.collector, poison_log_probs)
+    with pytest.raises(DivergedError, match="iteration 2: the policy loss is nan"):
+        fit(module)
+    assert equal_weights(weights(module), weights(once))
+    assert module.iteration == 1
+
+
+def test_gradient_that_is_not_finite_stops_before_the_weights_are_touched() -> None:
+    module = sampled(run=ONE)
+    before = weights(module)
+    next(module.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(DivergedError, match="iteration 1: the gradient norm is (nan|inf)"):
+        fit(module)
+    assert equal_weights(before, weights(module))
+
+
+def test_dropout_is_off_whatever_mode_the_model_came_in() -> None:
+    def dropping() -> Qwen3ForCausalLM:
+        model = tiny_model(sharpen=2.0)
+        for layer in model.model.layers:
+            layer.self_attn.attention_dropout = 0.5
+        return model.train()
+
+    settings = AlgorithmSettings(updates=1, learning_rate=1e-3)
+    module = fit(sampled(run=ONE, settings=settings, model=dropping()))
+    assert module.last_metrics["loss/ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    assert equal_weights(weights(module), weights(fit(sampled(run=ONE, settings=settings))))
+
+
+def test_reference_exists_only_with_a_kl_term() -> None:
+    module = fit(sampled(run=ONE))
+    assert module.reference is None
+    assert module.last_metrics["loss/kl"] is None
+
+
+def test_reference_stays_frozen_and_the_kl_grows_from_zero() -> None:
+    settings = AlgorithmSettings(updates=1, learning_rate=1e-2, beta=0.1)
+    module = sampled(run=ONE, settings=settings)
+    start = weights(module)
+    assert module.reference is not None
+    fit(module)
+    assert module.last_metrics["loss/kl"] == pytest.approx(0.0, abs=1e-9)
+    assert equal_weights(start, module.reference.state_dict())
+    assert not equal_weights(start, weights(module))
+    later = fit(sampled(run=TWO, settings=settings))
+    assert (later.last_metrics["loss/kl"] or 0.0) > 1e-4
+    everything = sum(one.generated_tokens for each in later.last_groups for one in each.trajectories)
+    assert later.last_metrics["tokens/trained"] == everything
+    assert not any(name.startswith("reference") for name in module.training_state()["model"])
+
+
+def test_mixed_precision_trains_in_every_update() -> None:
+    module = sampled(run=TWO)
+    before = weights(module)
+    fit(module, precision="bf16-mixed")
+    after = weights(module)
+    assert all(value.dtype is torch.float32 for value in after.values())
+    assert all(not torch.equal(before[name], after[name]) for name in after if not name.endswith("lm_head.weight"))
+    assert 0 < (module.last_metrics["policy/gradient_norm"] or 0.0) < math.inf
+
+
+def test_tasks_of_another_iteration_are_refused() -> None:
+    module = sampled()
+    with pytest.raises(RuntimeError, match="tasks of iteration 4 came where those of 1 were due"):
+        module.training_step(IterationTasks(4, []))
+
+
+class MemoryLogger(Logger):
+    name, version = "memory", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.rows.append((step, dict(metrics)))
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+def test_loggers_get_the_iteration_as_step() -> None:
+    logger = MemoryLogger()
+    module = fit(sampled(run=THREE), logger=logger)
+    assert [step for step, _ in logger.rows] == [1, 2, 3]
+    assert logger.rows[-1][1]["reward/mean"] == pytest.approx(module.last_metrics["reward/mean"])
+    assert "correction/rho_mean" not in logger.rows[-1][1]
+
+
+class ScaledQwen3(Qwen3ForCausalLM):
+    """Does more than decoder and head: its logits are halved."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits / 2
+        return output
+
+
+def scaled() -> Qwen3ForCausalLM:
+    model = tiny_model()
+    model.__class__ = ScaledQwen3
+    return model
+
+
+@pytest.mark.parametrize(("make", "gathers"), [(tiny_model, True), (tiny_gpt2, True), (scaled, False)])
+def test_log_probs_and_entropy_equal_those_of_a_full_forward(make: Any, gathers: bool) -> None:
+    model = make()
+    forward = TrainedPositions(model)
+    assert forward.gathers_hidden is gathers
+    turns = [turn([1, 9, 4], [7, 2]), turn([5, 4], [8, 2, 30])]
+    samples = to_samples(group([trajectory(turns), trajectory(turns[:1], member=1)]), [1.0, -1.0], Scope.all)
+    (batch,) = micro_batches(samples, max_tokens=100, total_trained_tokens=7)
+    result = forward(batch)
+    for row, sample in enumerate(samples):
+        distribution = model(input_ids=torch.tensor([sample.token_ids])).logits[0].log_softmax(dim=-1)
+        for place, trained in enumerate(sample.loss_mask):
+            expected, entropy = 0.0, 0.0
+            if trained:
+                expected = distribution[place - 1, sample.token_ids[place]].item()
+                entropy = -(distribution[place - 1].exp() * distribution[place - 1]).sum().item()
+            assert result.log_probs_BT[row, place].item() == pytest.approx(expected, abs=2e-5)
+            assert result.entropy_BT[row, place].item() == pytest.approx(entropy, abs=2e-5)
+    assert result.log_probs_BT.requires_grad
+    assert not result.entropy_BT.requires_grad
+
+
+def samples_of(task_id: str, count: int) -> list[Sample]:
+    stream = (True,)
+    return [
+        Sample(
+            token_ids=(1,),
+            authors=(Author.POLICY,),
+            loss_mask=stream,
+            behaviour_log_probs=(0.0,),
+            weights=(1.0,),
+            advantage=1.0,
+            task_id=task_id,
+            member=member,
+        )
+        for member in range(count)
+    ]
+
+
+def test_mini_batches_are_a_balanced_partition_whatever_else_is_there() -> None:
+    first, second = samples_of("first", 8), samples_of("second", 5)
+    parts = mini_batches(first + second, 2, seed=0, iteration=1)
+    places = sorted((one.task_id, one.member) for part in parts for one in part)
+    assert places == sorted((one.task_id, one.member) for one in first + second)
+    assert [sum(one.task_id == "first" for one in part) for part in parts] == [4, 4]
+    assert sorted(sum(one.task_id == "second" for one in part) for part in parts) == [2, 3]
+    alone = mini_batches(second, 2, seed=0, iteration=1)
+    assert alone == [[one for one in part if one.task_id == "second"] for part in parts]
+    assert mini_batches(first, 2, seed=0, iteration=2) != mini_batches(first, 2, seed=0, iteration=1)
+
+
+def test_more_updates_than_samples() -> None:
+    parts = mini_batches(samples_of("task", 2), 5, seed=0, iteration=1)
+    assert sorted(len(part) for part in parts) == [0, 0, 0, 1, 1]
