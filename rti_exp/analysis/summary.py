@@ -71,6 +71,10 @@ class Summary:
     differences: tuple[ArmDifference, ...]
 
 
+class UnknownArm(Exception):
+    """An arm was named that the study does not have; the message lists those it has."""
+
+
 def heldout(study: Study) -> pd.DataFrame:
     """Evaluation rows of usable runs on held-out tasks."""
     return select(study.of_usable(study.evaluations), split=SPLIT)
@@ -182,10 +186,10 @@ def _difference(study: Study, arm: str, baseline: str, k: int) -> Difference | N
 def summarize(study: Study, baseline: str | None = None) -> Summary:
     """All numbers of a study. `baseline` is an arm's label; `choose_baseline` is used where it is None.
 
-    Raises ValueError for a baseline that is no arm of the study.
+    Raises UnknownArm for a baseline that is no arm of the study.
     """
     if baseline is not None and baseline not in study.arms:
-        raise ValueError(f"no arm {baseline!r}; the arms are: {'; '.join(study.arms)}")
+        raise UnknownArm(f"no arm {baseline!r}; the arms are: {'; '.join(study.arms)}")
     baseline = baseline if baseline is not None else choose_baseline(study)
     arms = tuple(summarize_arm(study, arm) for arm in study.arms)
     by_name = {arm.arm: arm for arm in arms}

@@ -18,7 +18,7 @@ from rti_exp.analysis.sheets import (
     results_sheet,
     show_count,
 )
-from rti_exp.analysis.summary import summarize
+from rti_exp.analysis.summary import UnknownArm, summarize
 from rti_exp.analysis.tables import as_markdown, sweep_table, write_tables
 from tests.analysis import studies
 
@@ -72,7 +72,7 @@ def test_the_baseline_can_be_named(delta_study: Path):
     sheet = differences_sheet(summarize(study, "gate.delta=5"))
     assert [row[0] for row in sheet.rows] == ["gate.delta=0", "gate.delta=inf"]
     assert sheet.rows[0][1] == "-0.438 [-0.500, -0.312]"
-    with pytest.raises(ValueError, match="no arm 'x'; the arms are: gate"):
+    with pytest.raises(UnknownArm, match="no arm 'x'; the arms are: gate"):
         summarize(study, "x")
 
 
