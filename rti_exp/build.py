@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.utils import instantiate
 
-from rti_exp.config import Config, CorrectorSettings, Part, role_settings, verifier_settings
+from rti_exp.config import Config, CorrectorSettings, Part, check_files, role_settings, verifier_settings
 from rti_exp.envs.base import Environment
 from rti_exp.paths import policy_folder
 from rti_exp.runs import Run
@@ -53,6 +53,21 @@ def environment(config: Config) -> Environment:
         return make(config.env, **options)
     except ValueError as error:
         raise SettingsError(str(error)) from error
+
+
+def check_parts(config: Config) -> None:
+    """What can be known without torch: that the models are there, and that the environment can be made.
+
+    Raises:
+        SettingsError: naming the key, and what would be right.
+    """
+    check_files(config)
+    tasks = len(environment(config).tasks("train"))
+    if config.run.tasks_per_iteration > tasks:
+        raise SettingsError(
+            f"tasks_per_iteration={config.run.tasks_per_iteration}: must be at most {tasks}, "
+            "the number of training tasks"
+        )
 
 
 def _options(part: Part) -> dict[str, Any]:
@@ -244,11 +259,15 @@ def seed_everything(config: Config) -> None:
 def quiet() -> None:
     """Keep Lightning's and transformers' advice out of a job's log."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    for module in ("pytorch_lightning", "lightning_fabric", "torch"):
-        warnings.filterwarnings("ignore", module=module)
+    import pytorch_lightning  # noqa: F401  (sets the level of its logger when imported)
     import transformers
 
+    for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for name in logging.root.manager.loggerDict:
+        if name.startswith(("pytorch_lightning.", "lightning_fabric.")):
+            logging.getLogger(name).setLevel(logging.ERROR)
+    for module in ("pytorch_lightning", "lightning_fabric", "torch"):
+        warnings.filterwarnings("ignore", module=module)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -17,7 +17,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from rti_exp.config import Config, check, check_files
+from rti_exp import build
+from rti_exp.config import Config, check
 from rti_exp.runs import Run, RunLocked, is_done
 from rti_exp.settings import SettingsError
 
@@ -36,7 +37,7 @@ def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: st
         RunUnwritable: the run directory cannot be made or written.
     """
     config = check(cfg)
-    check_files(config)
+    build.check_parts(config)
     study = config.top.study or default_study
     directory = config.directory(study)
     if _rank() > 0:  # a rank that Lightning started: rank 0 holds the directory
@@ -95,8 +96,6 @@ def _finish(run: Run, state: str, error: BaseException | None) -> None:
 
 
 def _train(config: Config, run: Run | None, directory: Path) -> int:
-    from rti_exp import build
-
     build.quiet()
     build.seed_everything(config)
     logger = build.run_logger(config, run) if run is not None else None

@@ -21,8 +21,18 @@ from rti_exp.settings import SettingsError
 
 TABLE_ROWS = 60
 TABLE_COLUMNS = (
-    "iteration", "task_id", "family", "step", "outcome", "perplexity", "before", "after", "reason", "history", "child_reward",
-)  # fmt: skip
+    "iteration",
+    "task_id",
+    "family",
+    "step",
+    "outcome",
+    "perplexity",
+    "before",
+    "after",
+    "reason",
+    "history",
+    "child_reward",
+)
 TAG_LENGTH = 64
 
 

@@ -19,7 +19,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from rti_exp.config import Config, check, check_files
+from rti_exp.build import check_parts
+from rti_exp.config import Config, check
 from rti_exp.runs import (
     RunUnwritable,
     death_record,
@@ -122,7 +123,7 @@ class Sweep:
         for overrides in job_overrides:
             try:
                 config = check(compose(overrides))
-                check_files(config)
+                check_parts(config)
             except SettingsError as error:
                 raise SettingsError(f"{error} (job: {' '.join(overrides)})") from error
             study = config.top.study or default

@@ -173,7 +173,7 @@ class Display:
             self.console.print(command, markup=False, highlight=False)
 
     def _results(self) -> None:
-        from rti_exp import analysis  # pandas and scipy only now
+        from rti_exp.analysis.tables import sweep_table, write_tables  # pandas and scipy only now
 
-        self.console.print(analysis.sweep_table(self.sweep.study_dir))
-        analysis.write_tables(self.sweep.study_dir)
+        self.console.print(sweep_table(self.sweep.study_dir))
+        write_tables(self.sweep.study_dir)
