@@ -155,7 +155,7 @@ def test_gradient_that_is_not_finite_stops_before_the_weights_are_touched() -> N
     module = sampled(run=ONE)
     before = weights(module)
     next(module.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
-    with pytest.raises(DivergedError, match="iteration 1: the gradient norm is (nan|inf)"):
+    with pytest.raises(DivergedError, match=r"iteration 1: the gradient norm is (nan|inf)"):
         fit(module)
     assert equal_weights(before, weights(module))
 
