@@ -582,6 +582,13 @@ def test_evidence_none_is_not_asked_for():
     assert RENDERER.show(engine.requests[0].prompt_ids).endswith("<system>judge: <end><assistant>")
 
 
+def test_without_evidence_nothing_is_replayed_for_it():
+    settings = InterventionSettings(corrections=1, evidence=EvidenceChoice.none)
+    [record] = run(RoleEngine(), GuessWorld(break_fork=True), settings=settings)
+    assert record.verdict == VERDICT
+    assert (record.outcome, record.error) == (Outcome.REPLAY_MISMATCH, "the box is gone")
+
+
 def test_correction_beyond_the_context_is_truncated():
     opening = len(RENDERER.opening([Message(role="user", content="box a")], ()))
     rollout = RolloutSettings(max_tokens=200, max_context=opening + TOKENS)

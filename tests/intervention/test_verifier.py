@@ -1,5 +1,7 @@
 """The verifier: which checks are asked, by whom, in which order they decide."""
 
+import dataclasses
+
 import pytest
 
 from rti_exp.intervention.case import Attempt, Case
@@ -143,3 +145,12 @@ def test_a_check_without_prompt_is_refused():
             settings=VerifierSettings(checks=["leak", "gold"]),
             role=ROLE,
         )
+
+
+def test_rule_knows_only_the_history_before_the_step():
+    texts = (call("take", key="red"), call("open"), "28")
+    attempt = an_attempt("27", step=0)
+    attempt.case = dataclasses.replace(attempt.case, trajectory=episode(WORLD, TASK, 0, texts))
+    assert verifier(RoleEngine(), policy=False, rule=True).check([attempt]) == [(rule(False, "27"),)]
+    attempt.verdict = Verdict(kind="harmful", step=2)
+    assert verifier(RoleEngine(), policy=False, rule=True).check([attempt]) == [(rule(True),)]
