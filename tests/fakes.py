@@ -119,9 +119,7 @@ class GuessEpisode:
         met = (self._fits, self.told == self.task.payload["code"])
         failed = tuple(text for text, holds in zip(RUBRIC, met, strict=True) if not holds)
         solution = f"key {self.task.payload['key']}, code {self.task.payload['code']}"
-        return Evidence(
-            level=level, rubric=RUBRIC, failed=failed, reference=solution if level == "reference" else None
-        )
+        return Evidence(level=level, rubric=RUBRIC, failed=failed, reference=solution if level == "reference" else None)
 
     def state_hash(self) -> str:
         state = (self.task.id, self.turns, self.held, self.told, self.drifted)

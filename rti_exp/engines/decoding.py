@@ -20,7 +20,7 @@ _COMPACT_AT = 7 / 8
 class DecodeBatch:
     """`requests[i]` decodes in slot i, which holds all of its prompt but the last token.
 
-    Rows that are done write over and over to the place after their last token until they leave the batch; that
+    Rows that are done go on writing to the place after their last stored token until they leave the batch; that
     place is overwritten by whatever continues them.
     """
 
@@ -63,13 +63,14 @@ class DecodeBatch:
             self._log_probs_TB[step].scatter_(0, self._members_B, log_probs_B)
             step += 1
             self._counts_B.scatter_add_(0, self._members_B, self._running_B.long())
+            # Before the rows that are done now are marked: their last place must move past what is stored.
+            self._positions_B = self._positions_B + self._running_B
             done_B = self._stop_KV[self._stop_set_B, ids_B] | (self._limits_B <= step)
             self._running_B = self._running_B & ~done_B
             running = int(self._running_B.sum())
             if running == 0:
                 return self._results()
             self._tokens_B = ids_B
-            self._positions_B = self._positions_B + self._running_B
             self._visible += 1
             if running <= _COMPACT_AT * len(ids_B):
                 self._close_up(running)

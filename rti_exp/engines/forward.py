@@ -123,9 +123,9 @@ class SlotForward:
 @contextmanager
 def _logits_only_at(model: PreTrainedModel, rows_N: Tensor, columns_N: Tensor) -> Iterator[None]:
     """The model's logits come out as [N, V]: its head sees these hidden states only, scaling and capping included."""
-    handle = model.get_output_embeddings().register_forward_pre_hook(
-        lambda _module, inputs: (inputs[0][rows_N, columns_N],)
-    )
+    head = model.get_output_embeddings()
+    assert head is not None  # checked at construction
+    handle = head.register_forward_pre_hook(lambda _module, inputs: (inputs[0][rows_N, columns_N],))
     try:
         yield
     finally:

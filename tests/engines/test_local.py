@@ -1,0 +1,362 @@
+"""The local engine against plain full forward passes of the same model."""
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+from transformers import GraniteConfig, GraniteForCausalLM, PreTrainedModel
+
+from rti_exp.engines.base import GenerateRequest, Sampling, ScoreRequest
+from rti_exp.engines.local import LocalEngine
+from rti_exp.types import Completion
+from tests.fakes import tiny_gpt2, tiny_model
+
+VOCABULARY = 400
+STOPS = (2, 5, 17, 30, 77, 123, 200, 250, 251, 302, 333)
+
+
+def tiny_granite() -> GraniteForCausalLM:
+    """A model that scales its logits after the head."""
+    config = GraniteConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        logits_scaling=0.25,
+        max_position_embeddings=512,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return GraniteForCausalLM(config).eval()
+
+
+MODELS = {
+    "qwen3": lambda: tiny_model(sharpen=5.0),
+    "eager": lambda: tiny_model(sharpen=5.0, attention="eager"),
+    "gpt2": tiny_gpt2,
+    "granite": tiny_granite,
+}
+
+
+@torch.no_grad()
+def full_log_probs(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
+    logits = model(input_ids=torch.tensor([[*prompt, *tokens]]), use_cache=False).logits[0].float()
+    positions = torch.arange(len(prompt) - 1, len(prompt) + len(tokens) - 1)
+    return logits.log_softmax(dim=1)[positions, torch.tensor(tokens)].tolist()
+
+
+def ids(draw: random.Random, least: int, most: int) -> tuple[int, ...]:
+    return tuple(draw.randrange(VOCABULARY) for _ in range(draw.randint(least, most)))
+
+
+def requests_for(
+    draw: random.Random, prompts: Sequence[tuple[int, ...]], *, most: int = 15, temperature: float = 1.0
+) -> list[GenerateRequest]:
+    return [
+        GenerateRequest(
+            prompt_ids=prompt,
+            sampling=Sampling(temperature=temperature, max_tokens=draw.randint(1, most), stop_ids=STOPS),
+            seed=draw.randrange(2**63),
+        )
+        for prompt in prompts
+    ]
+
+
+def conversation_calls(engine: LocalEngine, seed: int) -> list[tuple[GenerateRequest, Completion]]:
+    """Ragged conversations of several turns, begun in groups, with forks from earlier turns on the way."""
+    draw = random.Random(seed)
+    prompts = [prompt for prompt in [ids(draw, 1, 40) for _ in range(5)] for _ in range(3)]
+    history: list[tuple[GenerateRequest, Completion]] = []
+    for _ in range(4):
+        requests = requests_for(draw, prompts)
+        completions = engine.generate(requests)
+        history += zip(requests, completions, strict=True)
+        prompts = [
+            request.prompt_ids + completion.token_ids + ids(draw, 1, 12)
+            for request, completion in zip(requests, completions, strict=True)
+            if draw.random() < 0.8
+        ]
+        forks = draw.sample(history, 3)
+        prompts += [request.prompt_ids + completion.token_ids[:1] + ids(draw, 2, 9) for request, completion in forks]
+    return history
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_log_probs_are_those_of_a_full_forward_pass(name):
+    model = MODELS[name]()
+    engine = LocalEngine(model)
+    history = conversation_calls(engine, seed=1)
+    for request, completion in history:
+        expected = full_log_probs(model, request.prompt_ids, completion.token_ids)
+        assert completion.log_probs == pytest.approx(expected, abs=1e-5)
+    draw = random.Random(2)
+    scored = [
+        ScoreRequest(prompt_ids=request.prompt_ids, token_ids=completion.token_ids + ids(draw, 0, 5))
+        for request, completion in history
+    ]
+    for request, log_probs in zip(scored, engine.score(scored), strict=True):
+        assert log_probs == pytest.approx(full_log_probs(model, request.prompt_ids, request.token_ids), abs=1e-5)
+    fed = sum(len(request.prompt_ids) for request, _ in history)
+    assert engine.prefilled_tokens < fed  # although the scored texts are in it
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_models_would_show_an_attention_error(name):
+    """Another token far back, or positions shifted by one, moves the log-probs far beyond the tolerance."""
+    model = MODELS[name]()
+    draw = random.Random(0)
+    prompt, tokens = ids(draw, 30, 30), ids(draw, 8, 8)
+    base = torch.tensor(full_log_probs(model, prompt, tokens))
+    other = torch.tensor(full_log_probs(model, (prompt[0], (prompt[1] + 1) % VOCABULARY, *prompt[2:]), tokens))
+    fewer = torch.tensor(full_log_probs(model, prompt[1:], tokens))
+    assert (base - other).abs().max() > 1e-3
+    assert (base - fewer).abs().max() > 1e-3
+
+
+def test_only_what_is_new_is_prefilled():
+    engine = LocalEngine(tiny_model())
+    sampling = Sampling(max_tokens=4)
+    prompt = tuple(range(20, 40))
+    first = engine.generate([GenerateRequest(prompt_ids=prompt, sampling=sampling, seed=s) for s in range(6)])
+    assert engine.prefilled_tokens == 19  # once for the six; the last token is the first decode step's
+    nexts = [prompt + completion.token_ids + (7, 8, 9) for completion in first]
+    engine.generate([GenerateRequest(prompt_ids=ids, sampling=sampling, seed=1) for ids in nexts])
+    assert engine.prefilled_tokens == 19 + 6 * 3  # the fourth sampled token, and two of the three new ones
+    roles = [ids[:22] + (11, 12, 13) for ids in nexts]
+    engine.score([ScoreRequest(prompt_ids=ids, token_ids=(14, 15)) for ids in roles])
+    assert engine.prefilled_tokens == 19 + 6 * 3 + 6 * 4  # 11, 12, 13 and 14
+    engine.sync(1)
+    engine.generate([GenerateRequest(prompt_ids=prompt, sampling=sampling, seed=0)])
+    assert engine.prefilled_tokens == 19 + 6 * 3 + 6 * 4 + 19
+
+
+def test_counters_count_what_was_asked():
+    engine = LocalEngine(tiny_model())
+    completions = engine.generate(requests_for(random.Random(0), [(1, 9), (1, 9), (3,)]))
+    assert engine.generated_tokens == sum(len(completion.token_ids) for completion in completions)
+    request = ScoreRequest(prompt_ids=(1, 9), token_ids=(4, 5))
+    assert engine.score([request, ScoreRequest(prompt_ids=(1,), token_ids=()), request])[1] == ()
+    assert engine.scored_tokens == 4
+    assert engine.generate([]) == []
+    assert engine.score([]) == []
+
+
+def test_stops_at_the_first_stop_id_and_at_max_tokens():
+    model = tiny_model()
+    engine = LocalEngine(model)
+    history = conversation_calls(engine, seed=3)
+    reasons = set()
+    for request, completion in history:
+        sampled = completion.token_ids
+        stopped = [token in STOPS for token in sampled]
+        assert not any(stopped[:-1])
+        assert completion.stop_reason == ("stop" if stopped[-1] else "length")
+        assert len(sampled) == request.sampling.max_tokens or stopped[-1]
+        assert len(completion.log_probs) == len(sampled)
+        reasons.add(completion.stop_reason)
+    assert reasons == {"stop", "length"}
+
+
+def test_each_request_has_its_own_stop_ids():
+    engine = LocalEngine(tiny_model())
+    free = engine.generate([GenerateRequest(prompt_ids=(1, 2, 3), sampling=Sampling(max_tokens=8), seed=5)])[0]
+    third = free.token_ids[2]
+    assert third not in free.token_ids[:2]
+    requests = [
+        GenerateRequest(prompt_ids=(1, 2, 3), sampling=Sampling(max_tokens=8, stop_ids=stops), seed=5)
+        for stops in ((third,), (), (10**6,))
+    ]
+    stopped, unstopped, unreachable = engine.generate(requests)
+    assert stopped.token_ids == free.token_ids[:3]
+    assert unstopped.token_ids == unreachable.token_ids == free.token_ids
+
+
+def test_greedy_takes_the_likeliest_and_returns_log_probs_at_temperature_one():
+    model = tiny_model()
+    prompt = (1, 50, 60, 70)
+    sampling = Sampling(temperature=0.0, max_tokens=6)
+    first, second = LocalEngine(model).generate(
+        [GenerateRequest(prompt_ids=prompt, sampling=sampling, seed=seed) for seed in (1, 2)]
+    )
+    assert first == second
+    expected = list(prompt)
+    for _ in range(6):
+        with torch.no_grad():
+            expected.append(int(model(torch.tensor([expected])).logits[0, -1].argmax()))
+    assert first.token_ids == tuple(expected[4:])
+    assert first.log_probs == pytest.approx(full_log_probs(model, prompt, first.token_ids), abs=1e-5)
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(0.3, 1.0), (2.0, 1.0), (1.0, 0.5)])
+def test_log_probs_do_not_depend_on_temperature_or_top_p(temperature, top_p):
+    model = tiny_model()
+    sampling = Sampling(temperature=temperature, top_p=top_p, max_tokens=6)
+    completion = LocalEngine(model).generate([GenerateRequest(prompt_ids=(1, 50, 60), sampling=sampling, seed=4)])[0]
+    assert completion.log_probs == pytest.approx(full_log_probs(model, (1, 50, 60), completion.token_ids), abs=1e-5)
+
+
+def test_the_models_own_generation_config_is_not_read():
+    model = tiny_model()
+    requests = requests_for(random.Random(0), [(1, 9, 8)] * 4)
+    before = LocalEngine(model).generate(requests)
+    assert model.generation_config is not None
+    model.generation_config.temperature = 0.01
+    model.generation_config.top_k = 1
+    model.generation_config.eos_token_id = before[0].token_ids[0]
+    assert LocalEngine(model).generate(requests) == before
+
+
+def test_frequencies_match_the_softmax():
+    """First token, and second token given the first: exact expected frequencies, a fixed seed."""
+    model = tiny_model(vocab_size=7, sharpen=8.0)
+    engine = LocalEngine(model)
+    count = 4000
+    sampling = Sampling(max_tokens=2)
+    completions = engine.generate(
+        [GenerateRequest(prompt_ids=(1, 3, 5), sampling=sampling, seed=seed) for seed in range(count)]
+    )
+    with torch.no_grad():
+        first = model(torch.tensor([[1, 3, 5]])).logits[0, -1].double().softmax(0)
+        seconds = model(torch.tensor([[1, 3, 5, token] for token in range(7)])).logits[:, -1].double().softmax(1)
+    expected = (first[:, None] * seconds).flatten() * count
+    observed = torch.zeros(49, dtype=torch.double)
+    for completion in completions:
+        observed[completion.token_ids[0] * 7 + completion.token_ids[1]] += 1
+    assert expected.min() > 5
+    assert stats.chisquare(observed.numpy(), expected.numpy()).pvalue > 0.001
+
+
+def test_neither_batch_nor_cache_changes_what_is_sampled():
+    """Many requests, each once alone on a fresh engine, and once amid others on engines with a past."""
+    model = tiny_model(sharpen=5.0)
+    cases = 0
+    for seed in range(6):
+        engine = LocalEngine(model, cache_rows=random.Random(seed).choice([1, 8, 64]), max_batch=(7, 256)[seed % 2])
+        for request, completion in conversation_calls(engine, seed):
+            alone = LocalEngine(model).generate([request])[0]
+            assert alone.token_ids == completion.token_ids
+            assert alone.log_probs == pytest.approx(completion.log_probs, abs=1e-5)
+            cases += 1
+    assert cases > 250
+
+
+def fingerprint(engine: LocalEngine) -> str:
+    """Of ids, log-probs and scores, to the bit."""
+    history = conversation_calls(engine, seed=5)
+    scores = engine.score([ScoreRequest(prompt_ids=r.prompt_ids, token_ids=c.token_ids) for r, c in history])
+    parts = [[c.token_ids, [value.hex() for value in c.log_probs]] for _, c in history]
+    text = json.dumps([parts, [[value.hex() for value in row] for row in scores]])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_the_same_calls_give_the_same_bits_in_a_used_engine_and_in_another_process():
+    model = tiny_model(sharpen=5.0)
+    expected = fingerprint(LocalEngine(model))
+    used = LocalEngine(model)
+    used.generate(requests_for(random.Random(0), [ids(random.Random(i), 90, 120) for i in range(200)], most=60))
+    assert used._pool.cache.slot_count > 256
+    used.sync(1)
+    assert fingerprint(used) == expected
+    used.sync(2)
+    assert fingerprint(used) == expected
+    script = (
+        "import torch; torch.set_num_threads(1)\n"
+        "from tests.engines.test_local import *\n"
+        "print(fingerprint(LocalEngine(tiny_model(sharpen=5.0))))"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": "77", "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    root = Path(__file__).parents[2]
+    printed = subprocess.run(
+        [sys.executable, "-c", script.replace("(1)", f"({torch.get_num_threads()})")],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert printed.stdout.strip() == expected
+
+
+def test_sync_forgets_and_stamps():
+    model, other = tiny_model(seed=0), tiny_model(seed=1)
+    engine = LocalEngine(model)
+    request = GenerateRequest(prompt_ids=tuple(range(9, 30)), sampling=Sampling(max_tokens=5), seed=0)
+    assert engine.generate([request])[0].policy_version == 0
+    model.load_state_dict(other.state_dict())
+    engine.sync(4)
+    completion = engine.generate([request])[0]
+    assert completion.policy_version == 4
+    assert completion == replace(LocalEngine(other).generate([request])[0], policy_version=4)
+
+
+def test_modes_are_restored_and_dropout_is_off():
+    model = tiny_gpt2()
+    request = GenerateRequest(prompt_ids=(1, 2, 3), sampling=Sampling(max_tokens=5), seed=0)
+    expected = LocalEngine(model).generate([request])[0]
+    model.train()
+    model.transformer.h[0].eval()
+    before = [module.training for module in model.modules()]
+    engine = LocalEngine(model)
+    assert engine.generate([request])[0] == expected
+    assert [module.training for module in model.modules()] == before
+    with pytest.raises(ValueError, match="positions"):
+        engine.generate([GenerateRequest(prompt_ids=(1,) * 510, sampling=Sampling(max_tokens=3), seed=0)])
+    assert [module.training for module in model.modules()] == before
+
+
+def test_the_model_can_be_trained_after_a_call():
+    model = tiny_model()
+    engine = LocalEngine(model)
+    engine.generate(requests_for(random.Random(0), [(1, 2, 3)] * 2))
+    engine.score([ScoreRequest(prompt_ids=(1, 2), token_ids=(3, 4))])
+    model(input_ids=torch.tensor([[1, 2, 3, 4]])).logits.logsumexp(-1).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_log_probs_that_are_not_finite_are_an_error_and_leave_nothing_behind():
+    model = tiny_model()
+    engine = LocalEngine(model)
+    request = GenerateRequest(prompt_ids=tuple(range(9, 30)), sampling=Sampling(max_tokens=5), seed=0)
+    expected = engine.generate([request])
+    engine.sync(0)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        engine.generate([request])
+    with pytest.raises(FloatingPointError, match="not finite"):
+        engine.score([ScoreRequest(prompt_ids=(1, 2), token_ids=(3,))])
+    model.load_state_dict(weights)
+    assert engine.generate([request]) == expected
+
+
+def test_senseless_requests_are_refused():
+    engine = LocalEngine(tiny_model())
+    with pytest.raises(ValueError, match="at least one token"):
+        engine.generate([GenerateRequest(prompt_ids=(), sampling=Sampling(), seed=0)])
+    with pytest.raises(ValueError, match="max_tokens"):
+        engine.generate([GenerateRequest(prompt_ids=(1,), sampling=Sampling(max_tokens=0), seed=0)])
+    with pytest.raises(ValueError, match="at least one token"):
+        engine.score([ScoreRequest(prompt_ids=(), token_ids=(1,))])
+
+
+def test_models_that_cannot_be_run_row_by_row_are_refused():
+    model = tiny_model()
+    model.config.layer_types = ["full_attention", "sliding_attention"]
+    with pytest.raises(ValueError, match="sliding"):
+        LocalEngine(model)
+    model = tiny_model()
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match="flash_attention_2"):
+        LocalEngine(model)
