@@ -242,8 +242,6 @@ class RTIModule(LightningModule):
 
     def _loss(self, batch: Batch) -> tuple[Tensor, LossStats, Tensor]:
         """Loss, its statistics, and the batch's share of the mean entropy."""
-        # Under mixed precision the rollout, without gradients, has left casts of the weights in the cache.
-        torch.clear_autocast_cache()
         policy = self._policy_forward(batch)
         reference_BT = None
         if self._reference_forward is not None:

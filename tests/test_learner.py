@@ -163,8 +163,9 @@ def test_gradient_that_is_not_finite_stops_before_the_weights_are_touched() -> N
 def test_dropout_is_off_whatever_mode_the_model_came_in() -> None:
     def dropping() -> Qwen3ForCausalLM:
         model = tiny_model(sharpen=2.0)
-        for layer in model.model.layers:
-            layer.self_attn.attention_dropout = 0.5
+        for module in model.modules():
+            if hasattr(module, "attention_dropout"):
+                setattr(module, "attention_dropout", 0.5)  # noqa: B010
         return model.train()
 
     settings = AlgorithmSettings(updates=1, learning_rate=1e-3)
@@ -195,14 +196,18 @@ def test_reference_stays_frozen_and_the_kl_grows_from_zero() -> None:
     assert not any(name.startswith("reference") for name in module.training_state()["model"])
 
 
-def test_mixed_precision_trains_in_every_update() -> None:
-    module = sampled(run=TWO)
+def test_mixed_precision_takes_the_updates_that_fp32_takes() -> None:
+    module = sampled(run=ONE)
     before = weights(module)
     fit(module, precision="bf16-mixed")
     after = weights(module)
     assert all(value.dtype is torch.float32 for value in after.values())
-    assert all(not torch.equal(before[name], after[name]) for name in after if not name.endswith("lm_head.weight"))
-    assert 0 < (module.last_metrics["policy/gradient_norm"] or 0.0) < math.inf
+    assert all(not torch.equal(before[name], after[name]) for name in after)
+    exact = fit(sampled(run=ONE)).last_metrics
+    # The second update's ratio tells whether it saw the weights of the first, and not a cached cast of older ones.
+    assert (exact["loss/ratio_max"] or 0.0) > 1.02
+    for name in ("loss/ratio_max", "policy/gradient_norm", "policy/entropy"):
+        assert module.last_metrics[name] == pytest.approx(exact[name], rel=0.02)
 
 
 def test_tasks_of_another_iteration_are_refused() -> None:
@@ -212,7 +217,13 @@ def test_tasks_of_another_iteration_are_refused() -> None:
 
 
 class MemoryLogger(Logger):
-    name, version = "memory", 0
+    @property
+    def name(self) -> str:
+        return "memory"
+
+    @property
+    def version(self) -> int:
+        return 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +248,7 @@ class ScaledQwen3(Qwen3ForCausalLM):
     """Does more than decoder and head: its logits are halved."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = super().forward(*args, **kwargs)
+        output: Any = super().forward(*args, **kwargs)
         output.logits = output.logits / 2
         return output
 

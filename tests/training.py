@@ -236,11 +236,11 @@ def fit(
     module: RTIModule, callbacks: Sequence[Callback] = (), *, tasks: Sequence[Task] | None = None, **kwargs: Any
 ) -> RTIModule:
     """Runs `module.run.max_iterations` iterations, or what is left of them after a checkpoint."""
-    if tasks is None:
-        tasks = module.collector.environment.tasks("train")  # pyright: ignore[reportAttributeAccessIssue]
+    environment: Any = getattr(module.collector, "environment", None)
+    train = environment.tasks("train") if tasks is None else tasks
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        make_trainer(callbacks, **kwargs).fit(module, datamodule=TaskDataModule(tasks=tasks, run=module.run))
+        make_trainer(callbacks, **kwargs).fit(module, datamodule=TaskDataModule(tasks=train, run=module.run))
     return module
 
 
@@ -259,7 +259,7 @@ class GradientKeeper(torch.optim.Optimizer):
         super().__init__(parameters, {})
         self.kept: list[list[torch.Tensor]] = []
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         if closure is not None:
             closure()
         self.kept.append([one.grad.clone() for one in self.param_groups[0]["params"]])
