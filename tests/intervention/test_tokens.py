@@ -1,5 +1,11 @@
 """The pipeline on the tiny tokenizer, with the collector's own rollouts: ids are extended, never re-encoded."""
 
+import math
+
+import pytest
+
+from rti_exp.engines.base import Engine, ScoreRequest
+from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.intervention.corrector import SelfCorrector
 from rti_exp.intervention.pipeline import Interventions
@@ -16,9 +22,10 @@ from rti_exp.settings import (
     VerifierSettings,
 )
 from rti_exp.types import Outcome
-from tests.fakes import GuessWorld, call, tiny_tokenizer
+from tests.fakes import GuessWorld, call, tiny_model, tiny_tokenizer
 from tests.intervention.helpers import CHECKS, JUDGE, REWRITE
 
+RENDERER = TokenRenderer(tiny_tokenizer())
 SCRIPT = {
     "box a<|end|>": call("take", key="blue"),
     "took blue<|end|>": call("open"),
@@ -40,29 +47,34 @@ def answer(prompt: str, seed: int) -> str:
     return next(text for end, text in SCRIPT.items() if asked.endswith(end))
 
 
-def test_failed_rollouts_become_corrected_ones_on_exact_ids():
-    world = GuessWorld()
-    renderer = TokenRenderer(tiny_tokenizer())
-    engine = ScriptedEngine(answer, renderer, log_probs=-0.5)
-    rollout = RolloutSettings(max_tokens=64)
+def played(
+    policy: Engine, roles: Engine, world: GuessWorld, rollout: RolloutSettings
+) -> tuple[Collector, Interventions]:
     role = RoleSettings(max_tokens=64)
-    collector = Collector(environment=world, engine=engine, renderer=renderer, settings=rollout, seed=0)
+    collector = Collector(environment=world, engine=policy, renderer=RENDERER, settings=rollout, seed=0)
     play = Interventions(
         environment=world,
-        renderer=renderer,
+        renderer=RENDERER,
         collector=collector,
-        engine=engine,
-        validator=Validator(engine=engine, renderer=renderer, prompt=JUDGE, settings=role),
-        corrector=SelfCorrector(engine=engine, renderer=renderer, prompt=REWRITE, settings=role),
+        engine=policy,
+        validator=Validator(engine=roles, renderer=RENDERER, prompt=JUDGE, settings=role),
+        corrector=SelfCorrector(engine=roles, renderer=RENDERER, prompt=REWRITE, settings=role),
         verifier=Verifier(
-            engine=engine, renderer=renderer, prompts=CHECKS, settings=VerifierSettings(rule=True), role=role
+            engine=roles, renderer=RENDERER, prompts=CHECKS, settings=VerifierSettings(rule=True), role=role
         ),
-        gate=GateSettings(),
+        gate=GateSettings(delta=math.inf),
         reweight=ReweightSettings(),
         settings=InterventionSettings(),
         rollout=rollout,
         seed=0,
     )
+    return collector, play
+
+
+def test_failed_rollouts_become_corrected_ones_on_exact_ids():
+    world = GuessWorld()
+    engine = ScriptedEngine(answer, RENDERER, log_probs=-0.5)
+    collector, play = played(engine, engine, world, RolloutSettings(max_tokens=64))
     groups = collector.collect(world.tasks("train")[:1], 4, 0)
     assert groups[0].all_failed(1.0)
     [merged] = play(groups, 0)
@@ -76,10 +88,49 @@ def test_failed_rollouts_become_corrected_ones_on_exact_ids():
         assert record.correction is not None
         assert child.prompt_ids(0) == parent.prompt_ids(0)
         assert child.turns[0].action_ids == record.correction.action_ids
-        assert renderer.text(child.prompt_ids(2)) == (
+        assert RENDERER.text(child.prompt_ids(2)) == (
             f"<|bos|><|user|>box a<|end|><|assistant|>{call('take', key='red')}<|end|><|tool|>took red<|end|>"
             f"<|assistant|>{call('open')}<|end|><|tool|>code 27<|end|><|assistant|>"
         )
         prompt = record.correction.prompt_ids
         history = parent.prompt_ids(0) + parent.turns[0].action_ids
         assert prompt[: len(history)] == history
+
+
+def always_take_red(prompt: str, seed: int) -> str:
+    asked = prompt.rpartition("<|system|>")[2]
+    if asked.startswith("judge: "):
+        return '{"harmful": true}'
+    return call("take", key="red") if asked.startswith("rewrite: ") else '{"pass": true}'
+
+
+def test_a_real_model_scores_and_continues_where_it_was_cut_off():
+    world = GuessWorld(max_turns=3)
+    policy = LocalEngine(model=tiny_model(vocab_size=len(tiny_tokenizer())))
+    roles = ScriptedEngine(always_take_red, RENDERER)
+    collector, play = played(policy, roles, world, RolloutSettings(max_tokens=6, temperature=0.8))
+    groups = collector.collect(world.tasks("train")[:2], 4, 1)
+    merged = play(groups, 1)
+    assert [len(group.interventions) for group in merged] == [6, 6]
+    cut_off = 0
+    for group in merged:
+        for record in group.interventions:
+            child, parent, correction = record.child, group.sampled[record.parent], record.correction
+            assert child is not None
+            assert correction is not None
+            assert record.outcome is Outcome.STILL_FAILED
+            assert child.turns[0].context_ids == parent.turns[0].context_ids
+            assert child.turns[0].action_log_probs == record.log_probs
+            scored = [(correction.prompt_ids, correction.action_ids, record.calibration_log_probs)]
+            scored += [
+                (child.prompt_ids(k), turn.action_ids, turn.action_log_probs) for k, turn in enumerate(child.turns)
+            ]
+            for prompt_ids, token_ids, log_probs in scored:
+                [again] = policy.score([ScoreRequest(prompt_ids=prompt_ids, token_ids=token_ids)])
+                assert log_probs == pytest.approx(again, abs=1e-4)
+            if parent.turns[0].action_ids[-1] not in RENDERER.stop_ids:
+                cut_off += 1
+                history = parent.prompt_ids(0) + parent.turns[0].action_ids
+                assert correction.prompt_ids[: len(history) + 1] == (*history, *RENDERER.stop_ids)
+    assert cut_off
+    assert play(groups, 1) == merged
