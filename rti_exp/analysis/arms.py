@@ -6,23 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-VOLATILE = (
-    "seed",
-    "study",
-    "runs_root",
-    "fresh",
-    "logger",
-    "hydra",
-    "paths",
-    "run_dir",
-    "run_key",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "trainer.accelerator",
-    "trainer.enable_progress_bar",
-    "trainer.default_root_dir",
-)
-"""Keys (with all below them) that never make an arm."""
+from rti_exp.analysis.text import short_name
+
+VOLATILE = ("seed", "study", "runs_root", "fresh", "size", "logger", "hydra", "trainer")
+"""Keys that make no arm, with all below them; but `trainer.precision` changes results, and does."""
 
 ABSENT = "default"
 """Shown for a key that a run does not have, and for a config group that it left at its default."""
@@ -46,7 +33,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Flat:
 
 
 def is_volatile(key: str) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in VOLATILE)
+    return key.partition(".")[0] in VOLATILE and key != "trainer.precision"
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, str]:
@@ -79,7 +66,9 @@ def show(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() else f"{value:g}"
-    return str(value)
+    if isinstance(value, list):
+        return short_name(f"[{','.join(show(item) for item in value)}]")
+    return short_name(str(value))
 
 
 def sort_key(value: Any) -> tuple[int, float, str]:
@@ -149,5 +138,4 @@ def label(values: Mapping[str, Any]) -> str:
 def is_plain_grpo(config: Mapping[str, Any]) -> bool:
     """Whether a flat config never intervenes: a gate that never opens, or no corrector."""
     delta = normal(config.get("gate.delta"))
-    corrector = config.get("corrector", config.get("corrector.name"))
-    return (isinstance(delta, float) and delta < 1.0) or corrector == "none"
+    return (isinstance(delta, float) and delta < 1.0) or config.get("corrector._target_", "") is None

@@ -9,11 +9,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rti_exp.analysis.reading import Study, number
+from rti_exp.analysis.interventions import number_or_nan, read_record
+from rti_exp.analysis.reading import Study
 
 MOST_CHARACTERS = 6000
 MOST_TOKENS = 1500
-TEXTS = ("id", "task_id", "family", "outcome", "reason", "evidence", "source", "state_hash", "task", "history", "after")
+TEXTS = (
+    *("id", "task_id", "family", "outcome", "reason", "evidence", "source", "state_hash"),
+    *("task", "history", "after", "answers"),
+)
 
 
 def text_of(value: Any) -> str:
@@ -26,10 +30,7 @@ def text_of(value: Any) -> str:
 
 def finite(value: Any) -> float | str | None:
     """A number for strict JSON: rounded, "inf" as it is, None for what is no number."""
-    try:
-        found = number(value)
-    except ValueError:
-        return None
+    found = number_or_nan(value)
     if math.isnan(found):
         return None
     return float(f"{found:.4g}") if math.isfinite(found) else ("inf" if found > 0 else "-inf")
@@ -78,9 +79,8 @@ def checks_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def entry(row: Mapping[str, Any], state: str) -> dict[str, Any]:
+def entry(row: Mapping[str, Any], record: Mapping[str, Any], state: str) -> dict[str, Any]:
     """What the page shows of one record: texts, numbers and lists only, whatever the record held."""
-    record = row["record"]
     seed = row["seed"]
     original, correction = text_of(record.get("original")), text_of(record.get("correction"))
     return {
@@ -121,24 +121,31 @@ def choose(study: Study, most: int) -> list[dict[str, Any]]:
     """At most `most` intervention rows, spread evenly over arm and outcome, and within these over time."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in study.interventions.to_dict("records"):
-        groups.setdefault((row["arm"], text_of(row["record"].get("outcome"))), []).append({**row})
+        groups.setdefault((row["arm"], row["outcome"]), []).append({str(key): value for key, value in row.items()})
     chosen: list[dict[str, Any]] = []
     for rows, count in zip(groups.values(), shares([len(rows) for rows in groups.values()], most), strict=True):
-        rows.sort(key=lambda row: _when(row["record"]))
+        rows.sort(key=_when)
         chosen += [rows[place * len(rows) // count] for place in range(count)]
     place = {arm: position for position, arm in enumerate(study.arms)}
-    chosen.sort(key=lambda row: (place.get(row["arm"], len(place)), _when(row["record"]), row["run_key"]))
+    chosen.sort(key=lambda row: (place.get(row["arm"], len(place)), _when(row), row["run_key"]))
     return chosen
 
 
-def _when(record: Mapping[str, Any]) -> float:
-    iteration = finite(record.get("iteration"))
-    return iteration if isinstance(iteration, float) else -1.0
+def _when(row: Mapping[str, Any]) -> float:
+    return -1.0 if math.isnan(row["iteration"]) else row["iteration"]
 
 
 def entries(study: Study, most: int) -> list[dict[str, Any]]:
     states = dict(zip(study.runs["run_key"].tolist(), study.runs["state"].tolist(), strict=True))
-    return [entry(row, states[row["run_key"]]) for row in choose(study, most)]
+    return [entry(row, _record(row), states[row["run_key"]]) for row in choose(study, most)]
+
+
+def _record(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return read_record(row)
+    except (OSError, ValueError) as error:  # a live run may have rewritten its file since it was indexed
+        names = {name: row[name] for name in ("iteration", "outcome", "family", "source")}
+        return {**names, "error": f"the record could not be read again ({type(error).__name__})"}
 
 
 def embed(value: Any) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rti_exp.analysis.figures import INK, PAPER, SIZE, Chart
-from rti_exp.analysis.reading import COMPUTE, Study, number
+from rti_exp.analysis.reading import COMPUTE, Study
 from rti_exp.analysis.statistics import pass_at_k
 from rti_exp.analysis.summary import KS, OUTCOMES, ArmSummary, Summary, heldout
+from rti_exp.analysis.text import plain_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +24,6 @@ GREY = "#8b8f96"
 LINE_STYLES = ("-", "--", ":")
 ACCEPTED = COLOURS[2]
 LOSSES = ("#eb6834", "#2a78d6", "#c98500", "#d55181", "#7a6ae0", "#e34948", GREY)
-MOST_VALUES = 200_000
 
 
 def arm_colours(study: Study) -> dict[str, tuple[str, str]]:
@@ -156,36 +157,19 @@ def _funnel(arms: Sequence[ArmSummary]) -> Callable[[Axes], None]:
     return draw
 
 
-def record_numbers(record: dict[str, Any], name: str) -> list[float]:
-    """The finite numbers of a per-token list of an intervention record; empty if it has none."""
-    values = record.get(name)
-    try:
-        found = [number(value) for value in values] if isinstance(values, list) else []
-    except ValueError:
-        return []
-    return [value for value in found if math.isfinite(value)]
-
-
-def _records(study: Study) -> list[dict[str, Any]]:
-    return study.of_usable(study.interventions)["record"].tolist()
-
-
 def perplexities(study: Study) -> dict[str, list[float]]:
     """Recorded perplexities of corrections by source."""
+    rows = study.of_usable(study.interventions)
     found: dict[str, list[float]] = {}
-    for record in _records(study):
-        try:
-            value = number(record.get("perplexity"))
-        except ValueError:
-            continue
+    for source, value in zip(rows["source"].tolist(), rows["perplexity"].tolist(), strict=True):
         if value >= 1 and math.isfinite(value):
-            found.setdefault(str(record.get("source") or "unknown"), []).append(value)
+            found.setdefault(plain_text(source), []).append(value)
     return found
 
 
 def gates(study: Study) -> list[float]:
     """The finite deltas >= 1 of the usable runs."""
-    deltas = {number(delta) for delta in study.usable_runs["delta"].tolist()}
+    deltas = set(study.usable_runs["delta"].tolist())
     return sorted(delta for delta in deltas if math.isfinite(delta) and delta >= 1)
 
 
@@ -219,7 +203,7 @@ def _perplexity_histogram(study: Study) -> Callable[[Axes], None]:
     return draw
 
 
-def _rho_histogram(values: Sequence[float]) -> Callable[[Axes], None]:
+def _rho_histogram(values: NDArray[np.float32]) -> Callable[[Axes], None]:
     def draw(axes: Axes) -> None:
         axes.set_title("Weight of corrected tokens, after clipping")
         axes.hist(values, bins=40, color=COLOURS[0])
@@ -281,8 +265,8 @@ def charts(study: Study, summary: Summary) -> list[Chart]:
     if perplexities(study):
         caption = "Perplexity of all recorded corrections, by source; dashed: the gates of the arms."
         found.append(Chart(name="perplexity", caption=caption, draw=_perplexity_histogram(study)))
-    weights = [value for record in _records(study) for value in record_numbers(record, "weights")][:MOST_VALUES]
-    if weights:
+    weights = np.concatenate([np.empty(0, np.float32), *study.of_usable(study.interventions)["rho_T"].tolist()])
+    if len(weights):
         caption = f"rho of corrected tokens ({len(weights)} recorded)."
         found.append(Chart(name="rho", caption=caption, draw=_rho_histogram(weights)))
     if arms and all(math.isfinite(value) for arm in arms for value in arm.compute.values()):

@@ -18,9 +18,10 @@ from rti_exp.analysis.browser import embed, entries
 from rti_exp.analysis.charts import charts
 from rti_exp.analysis.figures import Chart, NoFigures, inline_svg
 from rti_exp.analysis.reading import Study
-from rti_exp.analysis.sheets import Sheet, plain_text, sheets
+from rti_exp.analysis.sheets import Sheet, sheets
 from rti_exp.analysis.summary import Summary
 from rti_exp.analysis.tables import title_of
+from rti_exp.analysis.text import plain_text
 
 MOST_INTERVENTIONS = 600
 

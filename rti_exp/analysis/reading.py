@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pandas as pd
 import yaml
 
 from rti_exp.analysis import arms
+from rti_exp.analysis.interventions import INDEX_COLUMNS, number, number_or_nan, read_index, read_lines
 
 RUN_FILES = ("status.json", "config.yaml", "metrics.jsonl", "job.log")
 STATES = ("running", "done", "failed", "interrupted")
@@ -59,7 +60,8 @@ class Study:
     runs: one row per run directory, RUN_COLUMNS. `usable` is whether it may enter a mean.
     evaluations: one row per run, evaluation and task, EVALUATION_COLUMNS.
     metrics: one row per run and training iteration: run_key, arm, seed, iteration, the flat metrics.
-    interventions: one row per recorded attempt: run_key, arm, seed, and `record` as it was written.
+    interventions: one row per recorded attempt: run_key, arm, seed, INDEX_COLUMNS of
+        `rti_exp.analysis.interventions`, which reads the whole record from such a row.
     missing: (arm, seed) that other arms or seeds of the study have, and that has no run directory.
     """
 
@@ -91,17 +93,6 @@ def select(frame: pd.DataFrame, **equal: Any) -> pd.DataFrame:
     return found
 
 
-def number(value: Any) -> float:
-    """A number as runs write it: null is NaN, "inf" infinity. Raises ValueError for anything else."""
-    if value is None:
-        return math.nan
-    if isinstance(value, int | float):
-        return float(value)
-    if value in ("inf", "-inf", "nan"):
-        return float(value)
-    raise ValueError(f"not a number: {value!r:.80}")
-
-
 @dataclass(slots=True)
 class _RawRun:
     """One run directory as found. `damage` keeps a run out of the means, `remarks` do not."""
@@ -130,28 +121,6 @@ def _read_object(path: Path, parse: Any, damage: list[str]) -> dict[str, Any]:
     return {}
 
 
-def read_lines(path: Path, faults: list[str]) -> Iterator[dict[str, Any]]:
-    """The objects of a .jsonl file; lines that are none (torn by a kill, say) go to `faults`."""
-    try:
-        with path.open("rb") as lines:
-            for place, line in enumerate(lines, start=1):
-                try:
-                    value = json.loads(line)
-                except (ValueError, RecursionError):
-                    faults.append(f"{path.name}, line {place} is torn")
-                    continue
-                if not isinstance(value, dict):
-                    faults.append(f"{path.name}, line {place} holds no object")
-                elif value.get("capped"):
-                    faults.append(f"{path.name} reached its size cap in iteration {value.get('iteration')}")
-                else:
-                    yield value
-    except FileNotFoundError:
-        faults.append(f"{path.name} is missing")
-    except OSError as error:
-        faults.append(f"{path.name} cannot be read ({type(error).__name__})")
-
-
 def _evaluation_rows(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row per task of an evaluation line. Raises KeyError, TypeError or ValueError if it is malformed."""
     iteration, split = int(row["iteration"]), str(row["split"])
@@ -167,7 +136,7 @@ def _evaluation_rows(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _read_metrics(run: _RawRun) -> None:
     evaluations: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    for row in read_lines(run.path / "metrics.jsonl", run.damage):
+    for _, row in read_lines(run.path / "metrics.jsonl", run.damage):
         try:
             if row["kind"] == "train":
                 iteration = int(row["iteration"])
@@ -204,7 +173,7 @@ def _read_run(path: Path, *, interventions: bool) -> _RawRun:
         _read_metrics(run)
     _check_whole(run)
     if interventions and (path / "interventions.jsonl").exists():
-        run.interventions = list(read_lines(path / "interventions.jsonl", run.remarks))
+        run.interventions = read_index(path / "interventions.jsonl", run.remarks)
     return run
 
 
@@ -231,7 +200,7 @@ def _run_row(run: _RawRun, flat: arms.Flat, values: Mapping[str, Any]) -> dict[s
         "overrides": _texts(run.status.get("overrides")),
         "values": dict(values),
         "plain_grpo": arms.is_plain_grpo(flat),
-        "delta": flat.get("gate.delta"),
+        "delta": number_or_nan(flat.get("gate.delta")),
         "iterations_done": run.status.get("iterations_done"),
         "started": str(run.status.get("started") or ""),
         "ended": str(run.status.get("ended") or ""),
@@ -239,10 +208,7 @@ def _run_row(run: _RawRun, flat: arms.Flat, values: Mapping[str, Any]) -> dict[s
         "error_message": str(error.get("message") or ""),
     }
     for name in COMPUTE:
-        try:
-            row[name] = number(compute[name]) if isinstance(compute, dict) else math.nan
-        except (KeyError, ValueError):
-            row[name] = math.nan
+        row[name] = number_or_nan(compute.get(name)) if isinstance(compute, dict) else math.nan
     if seed is None:
         run.damage.append("the seed is unknown")
     if row["state"] == "done" and run.damage:
@@ -296,7 +262,7 @@ def run_directories(path: Path) -> list[Path]:
 def load_study(path: str | Path, *, interventions: bool = True) -> Study:
     """Reads all runs of a study directory, whatever state they are in.
 
-    `interventions=False` skips the intervention records, which are the bulk of a study.
+    `interventions=False` skips the intervention records, which are the bulk of a study's files.
     Raises StudyError if `path` is no directory, or is a single run's.
     """
     path = Path(path)
@@ -324,8 +290,8 @@ def load_study(path: str | Path, *, interventions: bool = True) -> Study:
         evaluations=_frame([tag | row for run, tag in runs for row in run.evaluations], EVALUATION_COLUMNS),
         metrics=_frame(train, ("run_key", "arm", "seed", "iteration")),
         interventions=_frame(
-            [{**tag, "record": record} for run, tag in runs for record in run.interventions],
-            ("run_key", "arm", "seed", "record"),
+            [tag | row for run, tag in runs for row in run.interventions],
+            ("run_key", "arm", "seed", *INDEX_COLUMNS),
         ),
         missing=_missing(rows, ordered),
         problems=tuple(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
 from rti_exp.analysis.reading import COMPUTE, Study
 from rti_exp.analysis.statistics import RESAMPLES, Difference, Estimate, seeds_needed
 from rti_exp.analysis.summary import KS, OUTCOMES, ArmSummary, Summary, heldout
+from rti_exp.analysis.text import plain_text
 
 NONE = "-"
 EFFECT = 0.05
@@ -27,11 +27,6 @@ class Sheet:
     rows: tuple[tuple[str, ...], ...]
     labels: int = 1
     notes: tuple[str, ...] = ()
-
-
-def plain_text(text: str) -> str:
-    """One line without control characters, which a terminal would obey."""
-    return " ".join("".join(" " if unicodedata.category(char)[0] == "C" else char for char in text).split())
 
 
 def show_interval(found: Estimate | Difference | None, *, signed: bool = False) -> str:
@@ -211,7 +206,8 @@ def listed_sheet(study: Study) -> Sheet:
         if run["usable"]:
             continue
         error = ": ".join(part for part in (run["error_type"], run["error_message"]) if part)
-        why = plain_text("; ".join(part for part in (error, run["why_not"]) if part))
+        typed = " ".join(run["overrides"]) if run["arm"] == "unknown" else ""
+        why = plain_text("; ".join(part for part in (error, run["why_not"], typed) if part))
         seed = NONE if is_absent(run["seed"]) else str(int(run["seed"]))
         rows.append((run["arm"], seed, run["state"], run["run_key"], why or NONE))
     rows += [(arm, str(seed), "missing", NONE, "no run directory") for arm, seed in study.missing]

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rti_exp.analysis.reading import COMPUTE, Study, load_study
-from rti_exp.analysis.sheets import SHOWN_STATES, Sheet, is_absent, plain_text, sheets
+from rti_exp.analysis.sheets import SHOWN_STATES, Sheet, is_absent, sheets
 from rti_exp.analysis.statistics import Difference, Estimate
 from rti_exp.analysis.summary import KS, OUTCOMES, ArmSummary, Summary, summarize
+from rti_exp.analysis.text import plain_text
 from rti_exp.runs import write_atomically
 
 if TYPE_CHECKING:

@@ -78,10 +78,27 @@ def test_values_are_shown_as_typed(value: object, shown: str):
     [
         ({"gate.delta": 0}, True),
         ({"gate.delta": 5}, False),
-        ({"gate.delta": 5, "corrector": "none"}, True),
+        ({"gate.delta": 5, "corrector._target_": None}, True),
         ({"gate.delta": "inf"}, False),
         ({}, False),
     ],
 )
 def test_plain_grpo_is_recognised(config: dict, plain: bool):
     assert arms.is_plain_grpo(config) is plain
+
+
+def test_what_makes_no_other_run_makes_no_other_arm():
+    from rti_exp import config
+
+    assert set(arms.VOLATILE) == {*config.VOLATILE, "seed", "hydra"}
+    assert labels([{"trainer": {"devices": count}} for count in (1, 2)]) == ["all runs"] * 2
+    assert labels([{"trainer": {"precision": name}} for name in ("32-true", "bf16-mixed")])[0] == (
+        "trainer.precision=32-true"
+    )
+
+
+def test_long_or_many_lined_values_are_named_short_and_apart():
+    names = [arms.show("x" * 100 + tail) for tail in ("", "a", "\n")]
+    assert len(set(names)) == 3
+    assert all(len(name) == 40 for name in names)
+    assert arms.show(["gold", 1]) == "[gold,1]"

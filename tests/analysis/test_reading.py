@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rti_exp.analysis.reading import StudyError, load_study, number, select
+from rti_exp.analysis.interventions import number, read_record
+from rti_exp.analysis.reading import StudyError, load_study, select
+from rti_exp.analysis.sheets import listed_sheet
 from tests.analysis import studies
 
 
@@ -59,6 +61,26 @@ def test_null_is_nan_and_other_text_no_number():
     assert math.isnan(number(None))
     with pytest.raises(ValueError, match="not a number: 'many'"):
         number("many")
+
+
+def test_records_are_indexed_and_read_on_demand(tmp_path: Path):
+    records = [
+        studies.intervention(1, reason="\u00e9\n"),
+        studies.intervention(2, "leaked", perplexity="inf", weights=None),
+        {"iteration": "x", "weights": [1, None, "inf", {}]},
+    ]
+    studies.write_run(tmp_path, studies.config(5, 0), [], interventions=records)
+    rows = load_study(tmp_path).interventions.to_dict("records")
+    assert [(row["outcome"], row["source"]) for row in rows] == [
+        ("accepted", "self"),
+        ("leaked", "self"),
+        ("None", "unknown"),
+    ]
+    assert [row["rho_T"].tolist() for row in rows] == [[1.25, 1.0], [], [1.0]]
+    assert rows[1]["perplexity"] == math.inf
+    assert math.isnan(rows[2]["iteration"])
+    assert read_record({str(key): value for key, value in rows[0].items()})["reason"] == "\u00e9\n"
+    assert read_record({str(key): value for key, value in rows[2].items()}) == records[2]
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])
@@ -162,3 +184,13 @@ def test_a_single_run_is_no_study(tmp_path: Path):
         load_study(run)
     with pytest.raises(StudyError, match="no such study directory"):
         load_study(tmp_path / "absent")
+
+
+def test_a_job_without_config_is_listed_by_what_was_typed(tmp_path: Path):
+    directory = tmp_path / "abc"
+    directory.mkdir()
+    error = {"type": "Killed", "message": "by SIGKILL", "traceback": ""}
+    status = {"state": "failed", "seed": 1, "overrides": ["gate.delta=5", "seed=1"], "error": error}
+    (directory / "status.json").write_text(json.dumps(status))
+    (row,) = listed_sheet(load_study(tmp_path)).rows[:1]
+    assert row == ("unknown", "1", "failed", "abc", "Killed: by SIGKILL; gate.delta=5 seed=1")

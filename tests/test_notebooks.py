@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.analysis import studies
+
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = ROOT / "notebooks"
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch):
+    """The kernel finds this checkout, installed or not."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+
+
+@pytest.fixture(scope="module")
+def execute() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("execute_notebooks", NOTEBOOKS / "execute.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_notebook(path: Path, source: str) -> Path:
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]), path)
+    return path
+
+
+def test_the_notebook_shows_a_study(execute: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RTI_STUDY", str(studies.write_delta_study(tmp_path / "runs" / "delta")))
+    before = (NOTEBOOKS / "reading_a_sweep.ipynb").read_bytes()
+    assert execute.main([str(NOTEBOOKS / "reading_a_sweep.ipynb"), "--output", str(tmp_path / "executed")]) == 0
+    assert (NOTEBOOKS / "reading_a_sweep.ipynb").read_bytes() == before
+    notebook = nbformat.read(tmp_path / "executed" / "reading_a_sweep.ipynb", as_version=4)
+    shown = [output["data"]["text/html"] for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert "0.812 [0.750,&nbsp;0.938]" in shown[0]
+    assert [text.count("<svg") for text in shown] == [0, 5, 3, 0]
+
+
+def test_the_notebook_is_stored_without_outputs_or_logic():
+    notebook = nbformat.read(NOTEBOOKS / "reading_a_sweep.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
+    assert not any(word in cell.source for cell in code for word in ("def ", "for ", "if ", "lambda"))
+
+
+def test_a_missing_study_is_one_clear_line(
+    execute: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("RTI_STUDY", str(tmp_path / "absent"))
+    assert execute.main([str(NOTEBOOKS / "reading_a_sweep.ipynb")]) == 1
+    error = capsys.readouterr().err
+    assert error.endswith(f"reading_a_sweep.ipynb: StudyError: no such study directory: {tmp_path / 'absent'}\n")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise ValueError('first\\nsecond')", "ValueError: first"),
+        ("import time; time.sleep(60)", "a cell ran longer than 1 s"),
+        ("import os; os._exit(1)", "the kernel died"),
+    ],
+    ids=["error", "time-out", "dead kernel"],
+)
+def test_a_notebook_that_fails_is_one_clear_line(
+    execute: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, reason: str
+):
+    path = write_notebook(tmp_path / "fails.ipynb", source)
+    assert execute.main([str(path), "--timeout", "1" if "sleep" in source else "60"]) == 1
+    assert capsys.readouterr().err == f"error: {path}: {reason}\n"
+
+
+@pytest.mark.parametrize("content", [None, "not json"])
+def test_a_notebook_that_cannot_be_read_is_exit_code_2(
+    execute: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
+):
+    path = tmp_path / "broken.ipynb"
+    if content is not None:
+        path.write_text(content)
+    assert execute.main([str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {path}: cannot be read: ")
+
+
+def test_the_others_still_run_after_one_that_fails(
+    execute: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    paths = [write_notebook(tmp_path / name, source) for name, source in (("a.ipynb", "1 / 0"), ("b.ipynb", "1"))]
+    assert execute.main([str(path) for path in paths]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == f"executed: {paths[1]}\n"
+    assert captured.err == f"error: {paths[0]}: ZeroDivisionError: division by zero\n"
