@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from rti_exp.engines.prefixes import PrefixIndex, Row
 from rti_exp.engines.slots import SlotCache
 
+_SLOT_STEP = 32
 _LENGTH_STEP = 64
+
+
+def _rounded(size: int, step: int) -> int:
+    """Up to a multiple of `step`, so that the cache does not grow with every call."""
+    return -(-size // step) * step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +55,6 @@ class SlotPool:
         total = len(sequences) + sum(copies)
         # Twice: each row may be filled from another one, which must not be overwritten meanwhile.
         self.index.reserve(max(self._cache_rows, 2 * total))
-        # One more: a last position that no row uses, for padding to be written to.
-        self.cache.reserve(len(self.index.rows), -(-(room + 1) // _LENGTH_STEP) * _LENGTH_STEP)
         found = [self.index.longest(sequence) for sequence in sequences]
         claimed: dict[Row, None] = {}
         extended: list[Row | None] = []
@@ -61,7 +65,11 @@ class SlotPool:
                 claimed[hit[0]] = None
         kept = {*claimed, *(hit[0] for hit in found if hit is not None)}
         free = self.index.least_used(total - len(claimed), kept)
-        self._gather([*claimed, *free], total)
+        rows = [*claimed, *free]
+        # One position more than asked: a last one that no row uses, for padding to be written to.
+        slots = max(total, *(row.slot + 1 for row in rows))
+        self.cache.reserve(_rounded(slots, _SLOT_STEP), _rounded(room + 1, _LENGTH_STEP))
+        self._gather(rows, total)
         return self._fill(sequences, limits, copies, found, extended, free)
 
     def _gather(self, rows: Sequence[Row], total: int) -> None:

@@ -133,7 +133,7 @@ def test_only_what_is_new_is_prefilled():
     nexts = [prompt + completion.token_ids + (7, 8, 9) for completion in first]
     engine.generate([GenerateRequest(prompt_ids=ids, sampling=sampling, seed=1) for ids in nexts])
     assert engine.prefilled_tokens == 19 + 6 * 3  # the fourth sampled token, and two of the three new ones
-    roles = [ids[:22] + (11, 12, 13) for ids in nexts]
+    roles = [(*ids[:22], 11, 12, 13) for ids in nexts]
     engine.score([ScoreRequest(prompt_ids=ids, token_ids=(14, 15)) for ids in roles])
     assert engine.prefilled_tokens == 19 + 6 * 3 + 6 * 4  # 11, 12, 13 and 14
     engine.sync(1)
@@ -190,7 +190,7 @@ def test_greedy_takes_the_likeliest_and_returns_log_probs_at_temperature_one():
         [GenerateRequest(prompt_ids=prompt, sampling=sampling, seed=seed) for seed in (1, 2)]
     )
     assert first == second
-    expected = list(prompt)
+    expected: list[int] = [*prompt]
     for _ in range(6):
         with torch.no_grad():
             expected.append(int(model(torch.tensor([expected])).logits[0, -1].argmax()))
@@ -265,7 +265,7 @@ def test_the_same_calls_give_the_same_bits_in_a_used_engine_and_in_another_proce
     expected = fingerprint(LocalEngine(model))
     used = LocalEngine(model)
     used.generate(requests_for(random.Random(0), [ids(random.Random(i), 90, 120) for i in range(200)], most=60))
-    assert used._pool.cache.slot_count > 256
+    assert (used._pool.cache.slot_count, used._pool.cache.length) == (224, 192)
     used.sync(1)
     assert fingerprint(used) == expected
     used.sync(2)
@@ -332,7 +332,7 @@ def test_log_probs_that_are_not_finite_are_an_error_and_leave_nothing_behind():
     engine.sync(0)
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
-        model.model.layers[0].mlp.down_proj.weight.fill_(torch.nan)
+        model.model.norm.weight.fill_(torch.nan)
     with pytest.raises(FloatingPointError, match="not finite"):
         engine.generate([request])
     with pytest.raises(FloatingPointError, match="not finite"):

@@ -1,0 +1,278 @@
+import math
+
+import pytest
+
+from rti_exp.envs.base import InfrastructureError, StepResult
+from rti_exp.rollout.episode import EpisodeRun, environment_call
+from rti_exp.rollout.render import TokenRenderer
+from rti_exp.settings import RolloutSettings
+from rti_exp.types import Author, Fork, Message, Status, Trajectory
+from tests.fakes import GuessEpisode, GuessWorld, call, right_texts, tiny_tokenizer, wrong_texts
+
+RENDERER = TokenRenderer(tiny_tokenizer())
+SETTINGS = RolloutSettings(max_tokens=32, max_context=256)
+
+
+def start(
+    world: GuessWorld | None = None, *, settings: RolloutSettings = SETTINGS, episode: GuessEpisode | None = None
+) -> EpisodeRun:
+    world = world or GuessWorld()
+    task = world.tasks("train")[0]
+    return EpisodeRun.start(
+        task, 0, episode or world.start(task), RENDERER, max_turns=world.max_turns, settings=settings
+    )
+
+
+def take(run: EpisodeRun, text: str, *, author: Author = Author.POLICY) -> tuple[int, ...]:
+    ids = RENDERER.action_ids(text)
+    run.force(ids, [-0.25] * len(ids), author)
+    return ids
+
+
+def play(run: EpisodeRun, texts: tuple[str, ...]) -> Trajectory:
+    for text in texts:
+        take(run, text)
+    return run.finish()
+
+
+def test_a_successful_episode():
+    world = GuessWorld()
+    task = world.tasks("train")[0]
+    trajectory = play(start(world), right_texts(task))
+    assert (trajectory.status, trajectory.reward) == (Status.OK, 1.0)
+    assert trajectory.reward_parts == {"key": 1.0, "code": 1.0}
+    assert [turn.observations[0].content for turn in trajectory.turns[:2]] == ["took red", "code 27"]
+    assert trajectory.turns[2].observations == ()
+    assert all(turn.author is Author.POLICY for turn in trajectory.turns)
+    assert trajectory.turns[0].action_log_probs == (-0.25,) * len(trajectory.turns[0].action_ids)
+    assert (trajectory.task_id, trajectory.member, trajectory.error) == (task.id, 0, None)
+
+
+def test_ids_are_only_ever_appended_to():
+    run = start()
+    prompts = []
+    for text in right_texts(run.task):
+        prompts.append(run.prompt_ids)
+        take(run, text)
+    trajectory = run.finish()
+    assert [trajectory.prompt_ids(step) for step in range(3)] == prompts
+    spelled = RENDERER.text(prompts[2])
+    assert spelled == (
+        '<|bos|><|user|>box a<|end|><|assistant|>{"name": "take", "arguments": {"key": "red"}}<|end|>'
+        '<|tool|>took red<|end|><|assistant|>{"name": "open", "arguments": {}}<|end|>'
+        "<|tool|>code 27<|end|><|assistant|>"
+    )
+
+
+def test_state_hash_is_of_before_the_step():
+    world = GuessWorld()
+    task = world.tasks("train")[0]
+    mirror = world.start(task)
+    expected = []
+    trajectory = play(start(world), right_texts(task))
+    for turn in trajectory.turns:
+        expected.append(mirror.state_hash())
+        mirror.step(turn.message)
+    assert [turn.state_hash for turn in trajectory.turns] == expected
+    assert len(set(expected)) == 3
+
+
+def test_malformed_calls_go_to_the_environment():
+    run = start()
+    take(run, '{"name": "take"')
+    assert run.turns[0].observations[0].content.startswith("error: The tool call is not valid JSON")
+    assert not run.finished
+
+
+def test_out_of_turns_is_truncated_with_reward_zero():
+    world = GuessWorld(max_turns=2)
+    trajectory = play(start(world), right_texts(world.tasks("train")[0])[:2])
+    assert (trajectory.status, trajectory.reward, len(trajectory.turns)) == (Status.TRUNCATED, 0.0, 2)
+    assert trajectory.valid
+
+
+def test_ending_on_the_last_turn_is_no_truncation():
+    world = GuessWorld(max_turns=3)
+    assert play(start(world), right_texts(world.tasks("train")[0])).status is Status.OK
+
+
+def test_out_of_context_is_truncated():
+    run = start()
+    first = len(run.prompt_ids)
+    take(run, call("open"))
+    second = len(run.prompt_ids)
+    exact = start(settings=RolloutSettings(max_tokens=32, max_context=second))
+    assert exact.request(0, temperature=1.0).sampling.max_tokens == min(32, second - first)
+    take(exact, call("open"))
+    assert exact.finished
+    assert exact.finish().status is Status.TRUNCATED
+    roomier = start(settings=RolloutSettings(max_tokens=32, max_context=second + 1))
+    take(roomier, call("open"))
+    assert not roomier.finished
+    assert roomier.request(0, temperature=1.0).sampling.max_tokens == 1
+
+
+def test_an_opening_beyond_the_context_says_so():
+    run = start(settings=RolloutSettings(max_context=2))
+    trajectory = run.finish()
+    assert (trajectory.status, trajectory.turns, trajectory.reward) == (Status.TRUNCATED, (), 0.0)
+    assert trajectory.error == (
+        f"no turn was taken: the opening has {len(run.prompt_ids)} tokens, rollout.max_context is 2"
+    )
+
+
+def test_a_turn_that_was_cut_off_is_carried_out_and_closed_in_the_next_context():
+    run = start()
+    cut = RENDERER.action_ids(call("take", key="red"))[:-1]
+    run.force(cut, [-1.0] * len(cut), Author.POLICY)
+    assert run.turns[0].observations[0].content == "took red"
+    assert run.turns[0].action_ids == cut
+    assert run.context_ids == (2, *RENDERER.appended(run.turns[0].observations, closed=True))
+
+
+def test_request_carries_the_settings():
+    run = start(settings=RolloutSettings(temperature=0.5, top_p=0.9, max_tokens=7))
+    request = run.request(99, temperature=0.25)
+    assert request.prompt_ids == run.prompt_ids
+    assert request.seed == 99
+    assert (request.sampling.temperature, request.sampling.top_p, request.sampling.max_tokens) == (0.25, 0.9, 7)
+    assert request.sampling.stop_ids == (2,)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(InfrastructureError("the box is gone"), "the box is gone"), (ValueError("boom"), "ValueError: boom")],
+)
+def test_an_environment_that_breaks_is_no_failure_of_the_policy(error, text):
+    world = GuessWorld(break_at=1, error=error)
+    trajectory = play(start(world), right_texts(world.tasks("train")[0])[:2])
+    assert trajectory.status is Status.INFRASTRUCTURE_FAILURE
+    assert math.isnan(trajectory.reward)
+    assert trajectory.error == text
+    assert len(trajectory.turns) == 1
+    assert not trajectory.valid
+
+
+class OddEpisode(GuessEpisode):
+    result = StepResult(observations=(), done=True, reward=math.nan)
+
+    def step(self, message: Message) -> StepResult:
+        return self.result
+
+
+class NumberEpisode(OddEpisode):
+    result = StepResult(observations=(Message(role="tool", content=7),), done=False)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(("kind", "text"), [(OddEpisode, "reward nan"), (NumberEpisode, "not text")])
+def test_answers_without_sense_are_the_environments_failure(kind, text):
+    world = GuessWorld()
+    run = start(world, episode=kind(world.tasks("train")[0], world))
+    take(run, "hello")
+    trajectory = run.finish()
+    assert trajectory.status is Status.INFRASTRUCTURE_FAILURE
+    assert text in (trajectory.error or "")
+
+
+def test_environment_call_lets_interrupts_through():
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        environment_call(interrupted)
+
+
+def test_misuse_is_refused():
+    run = start()
+    with pytest.raises(RuntimeError, match="not finished"):
+        run.finish()
+    with pytest.raises(ValueError, match="2 action ids with 1 log-probs"):
+        run.force((9, 2), (-1.0,), Author.POLICY)
+    take(run, "hello")
+    with pytest.raises(RuntimeError, match="is finished"):
+        take(run, "hello")
+
+
+def resumed(world: GuessWorld, parent: Trajectory, step: int, *, settings: RolloutSettings = SETTINGS) -> EpisodeRun:
+    task = world.tasks("train")[0]
+    return EpisodeRun.resume(
+        task,
+        parent.member,
+        world.start(task).fork([turn.message for turn in parent.turns[:step]]),
+        parent.turns[:step],
+        RENDERER,
+        max_turns=world.max_turns,
+        settings=settings,
+        fork=Fork(parent=parent.member, step=step, intervention_id="i1"),
+        correction_weights=(1.0, 1.1),
+    )
+
+
+def test_a_corrected_run_goes_on_from_the_fork():
+    world = GuessWorld(max_turns=4)
+    task = world.tasks("train")[0]
+    parent = play(start(world), (call("open"), *wrong_texts(task)))
+    assert parent.reward == 0.0
+    run = resumed(world, parent, 1)
+    assert run.prompt_ids == parent.prompt_ids(1)
+    assert (run.step, run.seed_parts) == (1, ("i1",))
+    corrected = take(run, call("take", key="red"), author=Author.CORRECTOR)
+    assert run.prompt_ids == (
+        *parent.prompt_ids(1),
+        *corrected,
+        *RENDERER.appended((Message(role="tool", content="took red"),), closed=True),
+    )
+    child = play(run, right_texts(task)[1:])
+    assert (child.status, child.reward) == (Status.OK, 1.0)
+    assert child.turns[0] is parent.turns[0]
+    assert child.turns[1].state_hash == parent.turns[1].state_hash
+    assert child.turns[1].context_ids == parent.turns[1].context_ids
+    assert [turn.author for turn in child.turns] == [
+        Author.POLICY,
+        Author.CORRECTOR,
+        Author.POLICY,
+        Author.POLICY,
+    ]
+    assert child.fork == Fork(parent=0, step=1, intervention_id="i1")
+    assert child.correction_weights == (1.0, 1.1)
+
+
+def test_a_correction_of_the_first_turn_starts_from_the_opening():
+    world = GuessWorld()
+    task = world.tasks("train")[0]
+    parent = play(start(world), wrong_texts(task))
+    run = resumed(world, parent, 0)
+    assert run.prompt_ids == parent.prompt_ids(0)
+    assert play(run, right_texts(task)).reward == 1.0
+
+
+def test_only_the_remaining_budget_is_left():
+    world = GuessWorld(max_turns=3)
+    task = world.tasks("train")[0]
+    parent = play(start(world), (call("open"), call("open"), call("open")))
+    run = resumed(world, parent, 2)
+    take(run, call("take", key="red"), author=Author.CORRECTOR)
+    child = run.finish()
+    assert (child.status, child.reward, len(child.turns)) == (Status.TRUNCATED, 0.0, 3)
+    assert task.id == child.task_id
+
+
+def test_a_fork_after_a_cut_off_turn_closes_it():
+    world = GuessWorld()
+    run = start(world)
+    cut = RENDERER.action_ids(call("take", key="red"))[:-1]
+    run.force(cut, [-1.0] * len(cut), Author.POLICY)
+    parent = play(run, ("27",))
+    assert resumed(world, parent, 1).prompt_ids == parent.prompt_ids(1)
+
+
+def test_a_continuation_that_breaks_keeps_its_fork():
+    world = GuessWorld()
+    parent = play(start(world), wrong_texts(world.tasks("train")[0]))
+    world.break_at = 1
+    run = resumed(world, parent, 1)
+    take(run, call("open"), author=Author.CORRECTOR)
+    child = run.finish()
+    assert child.status is Status.INFRASTRUCTURE_FAILURE
+    assert child.fork == Fork(parent=0, step=1, intervention_id="i1")
+    assert child.turns == parent.turns[:1]
