@@ -16,7 +16,7 @@ MOST_CHARACTERS = 6000
 MOST_TOKENS = 1500
 TEXTS = (
     *("id", "task_id", "family", "outcome", "reason", "evidence", "source", "state_hash"),
-    *("task", "history", "after", "answers"),
+    *("task", "history", "after"),
 )
 
 
@@ -92,6 +92,7 @@ def entry(row: Mapping[str, Any], record: Mapping[str, Any], state: str) -> dict
         "step": finite(record.get("step")),
         **{name: text_of(record.get(name)) for name in TEXTS},
         "error": text_of(record.get("error")),
+        "answers": "\n".join(map(text_of, answers)) if isinstance(answers := record.get("answers"), list) else "",
         "difference": difference_of(original, correction) if correction else [["=", original]],
         "corrected": bool(correction),
         "checks": checks_of(record),

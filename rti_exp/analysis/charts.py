@@ -34,9 +34,9 @@ def arm_colours(study: Study) -> dict[str, tuple[str, str]]:
     }
 
 
-def _legend(axes: Axes) -> None:
+def _legend(axes: Axes, *, least: int = 2) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    if len(handles) > 1:
+    if len(handles) >= least:
         axes.figure.legend(handles, labels, loc="outside lower left", ncols=min(3, len(handles)))
 
 
@@ -59,7 +59,7 @@ def _headline(study: Study, arms: Sequence[ArmSummary]) -> Callable[[Axes], None
         axes.plot([], [], "s", color=INK, mfc="none", label=f"pass@{KS[1]}")
         axes.plot([], [], "|", color=GREY, markersize=12, markeredgewidth=2, label="base pass@1")
         axes.set_yticks(range(len(arms)), [arm.arm for arm in reversed(arms)])
-        axes.set_xlim(0, 1.02)
+        axes.set_xlim(-0.02, 1.02)
         axes.set_ylim(-0.6, len(arms) - 0.4)
         axes.grid(axis="y", visible=False)
         _legend(axes)
@@ -103,6 +103,8 @@ def _curves(study: Study, series: Series, title: str, label: str, *, share: bool
     colours = arm_colours(study)
 
     def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
         axes.set_title(title)
         for arm in study.arms:
             seeds = list(series.get(arm, {}).values())
@@ -117,6 +119,7 @@ def _curves(study: Study, series: Series, title: str, label: str, *, share: bool
                 axes.fill_between(iterations, low, high, color=colour, alpha=0.18, linewidth=0)
         if share:
             axes.set_ylim(-0.02, 1.02)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("RL iteration")
         axes.set_ylabel(label)
         _legend(axes)
@@ -152,7 +155,7 @@ def _funnel(arms: Sequence[ArmSummary]) -> Callable[[Axes], None]:
         axes.set_yticks(range(len(known)), [f"{arm.arm}\n{arm.attempts:.0f} attempts" for arm in known])
         axes.set_xlim(0, 1)
         axes.grid(axis="y", visible=False)
-        _legend(axes)
+        _legend(axes, least=1)
 
     return draw
 

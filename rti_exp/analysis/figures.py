@@ -1,4 +1,4 @@
-"""Draws a chart into files, or into a page. matplotlib is imported here only, late, and never as pyplot."""
+"""Draws a chart into files, or into a page. matplotlib is imported only to draw, and never as pyplot."""
 
 from __future__ import annotations
 

@@ -70,6 +70,11 @@ def _interval_notes(study: Study, summary: Summary) -> tuple[str, ...]:
             "With 2 to 4 seeds percentile intervals are too narrow: "
             "they cannot reach beyond the seeds seen (about 75% at 3 if seeds are all that varies)."
         )
+    found = [arm.passes[k] for arm in summary.arms for k in KS] + [arm.base for arm in summary.arms]
+    if any(one is not None and one.low == one.high for one in found):
+        notes.append(
+            "An interval without width (all tasks and seeds alike) is a limit of the bootstrap, not certainty."
+        )
     iterations = {arm.last_iterations for arm in summary.arms if arm.last_iterations}
     if len({place for places in iterations for place in places}) > 1:
         places = "; ".join(f"{arm.arm}: {', '.join(map(str, arm.last_iterations))}" for arm in summary.arms)

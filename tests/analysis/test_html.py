@@ -133,6 +133,7 @@ def test_the_difference_of_a_step_is_by_word():
 
 
 def test_tokens_have_text_only_if_it_fits():
+    assert browser.entry({"arm": "a", "seed": 0, "run_key": "k"}, {"answers": ["x", 1]}, "done")["answers"] == "x\n1"
     record = {"log_probs": [-0.5, "-inf"], "weights": [1.5], "tokens": ["a", "b"]}
     assert browser.tokens_of(record) == [["a", -0.5, None, 1.5], ["b", "-inf", None, None]]
     assert browser.tokens_of(record | {"tokens": ["a"]})[0][0] is None

@@ -46,6 +46,7 @@ def test_results_have_the_known_numbers(delta_study: Path):
     )
     assert any("one seed: clustered by task only" in note for note in sheet.notes)
     assert any("2 to 4 seeds" in note for note in sheet.notes)
+    assert any("interval without width" in note for note in sheet.notes)
 
 
 def test_compute_is_per_finished_run(delta_study: Path):
