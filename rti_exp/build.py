@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from rti_exp.types import Task
 
 if TYPE_CHECKING:
     import torch
-    from pytorch_lightning import Trainer
+    from pytorch_lightning import Callback, Trainer
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from rti_exp.engines.base import Engine
@@ -204,19 +205,37 @@ def experiment(config: Config, run: Run | None, *, directory: Path) -> Experimen
         decode=policy.renderer.text,
         recorder_every=config.recorder.every,
     )
-    trained = trainer(config, callbacks)
     rollouts = collector(config, world, policy)
+    trained = trainer(config, callbacks)
+    steps_in = interventions(config, world, policy, rollouts, trained.strategy.root_device)
+    engines = [policy.engine] if steps_in is None else [policy.engine, steps_in.corrector.engine]
+    trained.callbacks.append(_forgetting(engines))  # pyright: ignore[reportAttributeAccessIssue]
     module = RTIModule(
         model=policy.model,
         engine=policy.engine,
         collector=rollouts,
-        interventions=interventions(config, world, policy, rollouts, trained.strategy.root_device),
+        interventions=steps_in,
         algorithm=make(config.algorithm, settings=config.algorithm.options),
         settings=config.algorithm.options,
         run=config.run,
         success_threshold=config.intervention.success_threshold,
     )
     return Experiment(module=module, data=data, trainer=trained, heldout=heldout)
+
+
+def _forgetting(engines: Sequence[Engine]) -> Callback:
+    """Each iteration starts with engines that have stored nothing, as a resumed run's do.
+
+    What an engine has stored (of an evaluation, or a teacher of the iteration before) changes the shapes of its
+    batches, and so the last digits.
+    """
+    from pytorch_lightning.callbacks import LambdaCallback
+
+    def forget(trainer: Trainer, module: RTIModule, *rest: object) -> None:
+        for engine in engines:
+            engine.sync(module.policy_version)
+
+    return LambdaCallback(on_train_batch_start=forget)
 
 
 def trainer(config: Config, callbacks: list[Any]) -> Trainer:

@@ -173,7 +173,11 @@ class Display:
             self.console.print(command, markup=False, highlight=False)
 
     def _results(self) -> None:
+        from rti_exp.analysis.reading import StudyError
         from rti_exp.analysis.tables import sweep_table, write_tables  # pandas and scipy only now
 
-        self.console.print(sweep_table(self.sweep.study_dir))
-        write_tables(self.sweep.study_dir)
+        try:
+            self.console.print(sweep_table(self.sweep.study_dir))
+            write_tables(self.sweep.study_dir)
+        except (StudyError, ValueError, OSError) as error:  # what ran has run: the exit code must not tell otherwise
+            self.console.print(f"no table: {error}", markup=False, highlight=False)

@@ -56,6 +56,10 @@ def main() -> None:
         if asked_for_traceback:
             traceback.print_exc()
         sys.exit(_bad_config(explain(error)))
+    except ValueError as error:  # Hydra's own, of `gate=null`
+        if asked_for_traceback:
+            traceback.print_exc()
+        sys.exit(_bad_config(str(error)))
     except OSError as error:
         sys.exit(_bad_config(f"{error.filename}: cannot be made or written ({error.strerror})"))
     except KeyboardInterrupt:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +23,13 @@ def composed() -> Callable[..., DictConfig]:
     """composed("gate.delta=5") is the config that `python -m rti_exp.train gate.delta=5` would see."""
     OmegaConf.register_new_resolver("rti_exp.assets", lambda: str(assets_root()), replace=True)
 
-    def make(*overrides: str, return_hydra_config: bool = False) -> DictConfig:
+    @functools.cache
+    def once(overrides: tuple[str, ...], return_hydra_config: bool) -> DictConfig:
         with initialize_config_dir(str(assets_root() / "conf"), version_base="1.3"):
             return compose("train", overrides=list(overrides), return_hydra_config=return_hydra_config)
+
+    def make(*overrides: str, return_hydra_config: bool = False) -> DictConfig:
+        return copy.deepcopy(once(overrides, return_hydra_config))
 
     return make
 

@@ -1,0 +1,214 @@
+"""Every YAML is loaded and type-checked, and every option of every group composed."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from rti_exp.config import GROUPS, PARTS, VOLATILE, LocalEngineSettings, TopSettings, check
+from rti_exp.paths import assets_root
+from rti_exp.settings import AlgorithmSettings, RunSettings, SettingsError
+
+Composed = Callable[..., DictConfig]
+
+ROOT = assets_root()
+FILES = sorted([*ROOT.joinpath("conf").rglob("*.yaml"), *ROOT.joinpath("sweeps").rglob("*.yaml")])
+OPTIONS = sorted(
+    (path.parent.name, path.stem) for path in ROOT.joinpath("conf").glob("*/*.yaml") if path.parent.name != "hydra"
+)
+SWEEPS = sorted(path.stem for path in ROOT.joinpath("sweeps").glob("*.yaml"))
+# fmt: off
+CONTRACT_KEYS = [
+    "seed", "study", "runs_root", "fresh", "size", "max_iterations", "tasks_per_iteration", "group_size",
+    "eval.every", "eval.tasks", "eval.samples", "gate.delta", "gate.shadow", "reweight.eps_cal",
+    "reweight.scorer", "corrector", "validator", "verifier", "verifier.checks", "intervention.max_per_group",
+    "intervention.merge", "intervention.evidence", "algorithm", "algorithm.scope", "algorithm.updates",
+    "algorithm.normalize_std", "algorithm.beta", "policy", "engine", "env", "logger", "trainer",
+    "recorder.every",
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_yaml_loads(path: Path) -> None:
+    assert isinstance(OmegaConf.load(path), DictConfig)
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda value: str(value))
+def test_every_option_composes_and_checks(composed: Composed, group: str, option: str) -> None:
+    check(composed(f"{group}={option}"))
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_sweep_is_a_multirun_of_checked_configs(composed: Composed, name: str) -> None:
+    config = composed(f"+sweeps={name}", return_hydra_config=True)
+    assert config.hydra.mode is RunMode.MULTIRUN
+    assert config.study == name
+    params = config.hydra.sweeper.params
+    for key, values in params.items():
+        for value in str(values).split(","):
+            check(composed(f"+sweeps={name}", f"{key}={value}"))
+
+
+def test_defaults_of_the_contract(composed: Composed) -> None:
+    config = check(composed())
+    assert config.run == RunSettings(seed=0, max_iterations=40, tasks_per_iteration=12, group_size=8)
+    assert (config.evaluation.every, config.evaluation.tasks, config.evaluation.samples) == (10, 84, 8)
+    assert (config.gate.delta, config.reweight.eps_cal) == (5.0, 0.2)
+    assert (config.intervention.max_per_group, config.intervention.corrections) == (2, 3)
+    assert (config.rollout.max_tokens, config.rollout.max_context) == (32, 512)
+    assert config.top == TopSettings(study=None, runs_root="runs", fresh=False, size="full")
+
+
+@pytest.mark.parametrize("key", CONTRACT_KEYS)
+def test_keys_of_the_contract_exist(composed: Composed, key: str) -> None:
+    assert OmegaConf.select(composed(), key, default="missing") != "missing"
+
+
+def test_every_setting_stands_in_a_yaml(composed: Composed) -> None:
+    """Else overriding it would need a plus sign."""
+    config = composed()
+    classes: dict[str, Any] = {key: cls for key, (_, cls) in GROUPS.items()}
+    classes |= {"algorithm": AlgorithmSettings, "engine": LocalEngineSettings}
+    for key, cls in classes.items():
+        assert {entry.name for entry in dataclasses.fields(cls)} <= set(config[key]), key
+    top = {entry.name for cls in (RunSettings, TopSettings) for entry in dataclasses.fields(cls)}
+    assert top | set(GROUPS) | set(PARTS) == set(config)
+
+
+def test_options_mirror_the_classes_they_are_for(composed: Composed) -> None:
+    from rti_exp.engines.local import LocalEngine
+    from rti_exp.envs.town import Town
+
+    engine = inspect.signature(LocalEngine).parameters
+    for entry in dataclasses.fields(LocalEngineSettings):
+        assert engine[entry.name].default == entry.default
+    assert set(composed().env) - {"_target_"} == set(inspect.signature(Town).parameters)
+
+
+def test_help_lists_the_groups_and_options_that_there_are(composed: Composed) -> None:
+    text = composed(return_hydra_config=True).hydra.help.template
+    listed = {
+        group: set(options.split("|"))
+        for group, _, options in (word.partition("=") for word in text.partition("Groups")[2].split())
+        if options and "(" not in group
+    }
+    there: dict[str, set[str]] = {}
+    for group, option in OPTIONS:
+        there.setdefault(group, set()).add(option)
+    assert listed == there
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=1",
+        "max_iterations=41",
+        "gate.delta=6",
+        "corrector=none",
+        "verifier=rule",
+        "policy.path=elsewhere",
+        "env.train_tasks=4",
+        "eval.samples=4",
+        "trainer.precision=bf16-mixed",
+        "prompts.validator.text=judge",
+    ],
+)
+def test_another_experiment_has_another_key(composed: Composed, override: str) -> None:
+    assert check(composed(override)).key != check(composed()).key
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "gate.delta=5",
+        "gate.delta=5.0",
+        "study=elsewhere",
+        "runs_root=/elsewhere",
+        "fresh=true",
+        "logger=none",
+        "logger.project=mine",
+        "trainer=ddp_cpu",
+        "trainer.devices=4",
+        "trainer.threads=2",
+        "verifier.checks=[plausible,gold,leak]",
+        "gate.shadow=False",
+        "seed=0",
+    ],
+)
+def test_the_same_experiment_has_the_same_key(composed: Composed, override: str) -> None:
+    assert check(composed(override)).key == check(composed()).key
+
+
+def test_infinities_are_one_job(composed: Composed) -> None:
+    keys = {check(composed(f"gate.delta={text}")).key for text in ("inf", "Inf", "INF", ".inf", "'inf'")}
+    assert len(keys) == 1
+
+
+def test_the_key_does_not_depend_on_the_version_of_this_file() -> None:
+    """Directories of finished runs are found again by it; a change of its making is a change of contract."""
+    assert {"study", "runs_root", "fresh", "logger", "trainer", "size"} == set(VOLATILE)
+
+
+def test_the_plain_config_holds_plain_values(composed: Composed) -> None:
+    plain = check(composed("gate.delta=inf", "algorithm.scope=turn", "corrector=none")).plain
+    assert plain["gate"]["delta"] == math.inf
+    assert plain["algorithm"]["scope"] == "turn"
+    assert type(plain["algorithm"]["scope"]) is str
+    assert plain["corrector"]["_target_"] is None
+    assert "hydra" not in plain
+
+
+def test_quick_is_small_and_debug_smaller(composed: Composed) -> None:
+    quick = check(composed("size=quick"))
+    assert (quick.run.max_iterations, quick.evaluation.tasks, quick.top.size) == (8, 12, "quick")
+    assert check(composed("size=quick", "max_iterations=3")).run.max_iterations == 3
+    assert check(composed("size=quick", "experiment=leaks")).run.max_iterations == 8
+    assert check(composed("debug=one_iteration")).run.max_iterations == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+gate.dleta=1"], r"gate\.dleta: unknown key; did you mean gate\.delta\?"),
+        (["+colour=red"], r"colour: unknown key; .*at the top there are algorithm"),
+        (["+env.size=3"], r"env\.size: unknown key; did you mean env\.seed\?|env\.size: unknown key; env has"),
+        (["+engine.rows=3"], r"engine\.rows: unknown key; "),
+        (["engine.max_batch=0"], r"engine\.max_batch=0: must be an integer >= 1"),
+        (["trainer.devices=0"], r"trainer\.devices=0: must be an integer >= 1"),
+        (["policy.dtype=int8"], r"policy\.dtype='int8': must be float32"),
+        (["study=../elsewhere"], r"study='\.\./elsewhere': must be a plain folder name"),
+        (["study=''"], r"study='': must be a plain folder name"),
+        (["verifier.checks=[tone]"], r"verifier\.checks=\['tone'\]"),
+        (["verifier.retries=-1"], r"verifier: retries of a role=-1"),
+        (["corrector.path=3.5", "corrector.temperature=hot"], r"corrector\.temperature='hot'"),
+        (["prompts.verifier.gold.role=tool"], r"prompts\.verifier\.gold: prompts\.\*\.role='tool'"),
+        (["gate={delta:5}", "+gate.extra={a:1}"], r"gate\.extra: unknown key; "),
+        (["recorder.every=-1"], r"recorder\.every=-1: must be an integer >= 0"),
+        (["algorithm._target_=3"], r"algorithm\._target_=3: must be the full name of a class"),
+    ],
+)
+def test_what_is_refused(composed: Composed, overrides: list[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        check(composed(*overrides))
+
+
+@pytest.mark.parametrize("key", ["api_key", "wandb_api_key", "apikey", "password", "client_secret", "hf_token"])
+def test_secrets_are_refused_and_not_repeated(composed: Composed, key: str) -> None:
+    with pytest.raises(SettingsError, match=rf"logger\.{key}: must be the NAME of an environment variable") as caught:
+        check(composed(f"+logger.{key}=s3cr3t-value"))
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_the_name_of_an_environment_variable_is_no_secret(composed: Composed) -> None:
+    config = composed("+logger.api_key=MY_KEY")
+    with pytest.raises(SettingsError, match=r"logger\.api_key: unknown key"):
+        check(config)  # refused for being unknown, not for its value
