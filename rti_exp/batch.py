@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rti_exp.randomness import derive_seed
 from rti_exp.settings import Scope
 from rti_exp.types import Author, Group, Sample, Trajectory
 
@@ -148,6 +149,24 @@ def _turn_weights(trajectory: Trajectory, step: int) -> list[float]:
 def trained_tokens(samples: Sequence[Sample]) -> int:
     """How many tokens of `samples` have loss mask True."""
     return sum(sum(sample.loss_mask) for sample in samples)
+
+
+def mini_batches(samples: Sequence[Sample], updates: int, seed: int, iteration: int) -> list[list[Sample]]:
+    """Deals each task's samples, in a seeded order, in turn to `updates` mini-batches; some may stay empty.
+
+    A sample's place depends on its own task's samples only, so that the parts are the same however the tasks
+    are spread over ranks, and each part holds successes and failures of each task about alike.
+    """
+    parts: list[list[Sample]] = [[] for _ in range(updates)]
+    by_task: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_task.setdefault(sample.task_id, []).append(sample)
+    for task_id, members in by_task.items():
+        first = derive_seed(seed, iteration, task_id, "mini-batch")
+        shuffled = sorted(members, key=lambda one: derive_seed(seed, iteration, one.task_id, one.member, "mini-batch"))
+        for place, sample in enumerate(shuffled):
+            parts[(first + place) % updates].append(sample)
+    return parts
 
 
 def micro_batches(

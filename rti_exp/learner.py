@@ -17,13 +17,12 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
-from rti_exp.batch import Batch, micro_batches, to_samples, trained_tokens
-from rti_exp.distributed import gather_from_ranks, interleave, max_over_ranks, sum_over_ranks, world_size
+from rti_exp.batch import Batch, micro_batches, mini_batches, to_samples, trained_tokens
+from rti_exp.distributed import gather_from_ranks, max_over_ranks, sum_over_ranks, world_size
 from rti_exp.engines.base import Engine
 from rti_exp.forward import TrainedPositions
-from rti_exp.metrics import IterationReport, Stopwatch, UpdateStats, iteration_metrics, mean
+from rti_exp.metrics import IterationReport, Stopwatch, UpdateStats, iteration_metrics, mean, merged
 from rti_exp.objective.grpo import GRPO, LossStats
-from rti_exp.randomness import derive_seed
 from rti_exp.settings import AlgorithmSettings, RunSettings
 from rti_exp.tasks import IterationTasks
 from rti_exp.types import Group, Sample, Task
@@ -65,7 +64,8 @@ class RTIModule(LightningModule):
 
     Each of the iteration's mini-batches takes one optimizer step on (sum of its token losses) / (trained tokens
     of the iteration) * (number of mini-batches): the scale of a step does not depend on `algorithm.updates`.
-    Only samples with a signal count as trained; without any, weights and optimizer state stay bit-identical.
+    Only samples with a signal count as trained; without any, weights and optimizer state stay bit-identical (with
+    a KL term, beta > 0, every valid sample has one).
 
     Metrics go to the loggers with the RL iteration as x-axis: the logged key "step" is what Lightning takes as
     the step, and it survives a resume, which Lightning's own batch count does not.
@@ -147,7 +147,7 @@ class RTIModule(LightningModule):
                 self.iteration = iteration
                 self.updating = False
         report = IterationReport(groups=groups, advantages=advantages, tokens=tokens, seconds=stopwatch.seconds)
-        report = _merged(gather_from_ranks(report))
+        report = merged(gather_from_ranks(report))
         self.last_groups = list(report.groups)
         self.last_metrics = iteration_metrics(report, update, success_threshold=self.success_threshold)
         logged = {name: float(value) for name, value in self.last_metrics.items() if value is not None}
@@ -277,24 +277,6 @@ class RTIModule(LightningModule):
         self.engine.sync(self.policy_version)
 
 
-def mini_batches(samples: Sequence[Sample], updates: int, seed: int, iteration: int) -> list[list[Sample]]:
-    """Deals each task's samples, in a seeded order, in turn to `updates` mini-batches; some may stay empty.
-
-    A sample's place depends on its own task's samples only, so that the parts are the same however the tasks
-    are spread over ranks, and each part holds successes and failures of each task about alike.
-    """
-    parts: list[list[Sample]] = [[] for _ in range(updates)]
-    by_task: dict[str, list[Sample]] = {}
-    for sample in samples:
-        by_task.setdefault(sample.task_id, []).append(sample)
-    for task_id, members in by_task.items():
-        first = derive_seed(seed, iteration, task_id, "mini-batch")
-        shuffled = sorted(members, key=lambda one: derive_seed(seed, iteration, one.task_id, one.member, "mini-batch"))
-        for place, sample in enumerate(shuffled):
-            parts[(first + place) % updates].append(sample)
-    return parts
-
-
 def _frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model).requires_grad_(False).eval()
 
@@ -302,19 +284,3 @@ def _frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
 def _require_finite(value: float, quantity: str, iteration: int) -> None:
     if not math.isfinite(value):
         raise DivergedError(f"iteration {iteration}: the {quantity} is {value}; the weights were left as they were")
-
-
-def _merged(reports: Sequence[IterationReport]) -> IterationReport:
-    """All ranks' reports as one: tokens summed, seconds of the slowest rank."""
-    return IterationReport(
-        groups=interleave([report.groups for report in reports]),
-        advantages=interleave([report.advantages for report in reports]),
-        tokens={
-            name: sum(report.tokens.get(name, 0) for report in reports)
-            for name in sorted({name for report in reports for name in report.tokens})
-        },
-        seconds={
-            phase: max(report.seconds.get(phase, 0.0) for report in reports)
-            for phase in sorted({phase for report in reports for phase in report.seconds})
-        },
-    )

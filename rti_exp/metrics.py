@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from rti_exp.distributed import interleave
 from rti_exp.objective.passk import pass_at_k
 from rti_exp.types import Group, Intervention, Outcome, Status, Trajectory
 
@@ -68,6 +69,22 @@ class IterationReport:
     """Of each group's `trajectories`."""
     tokens: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+def merged(reports: Sequence[IterationReport]) -> IterationReport:
+    """All ranks' reports as one: groups in the order of the tasks, tokens summed, seconds of the slowest rank."""
+    return IterationReport(
+        groups=interleave([report.groups for report in reports]),
+        advantages=interleave([report.advantages for report in reports]),
+        tokens={
+            name: sum(report.tokens.get(name, 0) for report in reports)
+            for name in sorted({name for report in reports for name in report.tokens})
+        },
+        seconds={
+            phase: max(report.seconds.get(phase, 0.0) for report in reports)
+            for phase in sorted({phase for report in reports for phase in report.seconds})
+        },
+    )
 
 
 def iteration_metrics(

@@ -33,7 +33,7 @@ def gradients(options: dict[str, Any], *, boxes: str, corrector: bool, updates: 
     tasks = [task for task in BOXES if task.payload["box"] in boxes]
     module = acted(
         run=dataclasses.replace(RUN, tasks_per_iteration=len(tasks)),
-        settings=AlgorithmSettings(updates=updates, gradient_clip=math.inf, micro_batch_tokens=300, beta=beta),
+        settings=AlgorithmSettings(updates=updates, gradient_clip=math.inf, micro_batch_tokens=90, beta=beta),
         corrector=corrector,
         model=tiny_model(sharpen=2.0).double(),
         module_class=KeepingModule,

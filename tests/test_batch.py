@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rti_exp.batch import micro_batches, to_samples, trained_tokens
+from rti_exp.batch import micro_batches, mini_batches, to_samples, trained_tokens
 from rti_exp.settings import Scope
 from rti_exp.types import Author, Sample
 from tests.trajectories import group, trajectory, turn
@@ -170,3 +170,37 @@ def test_no_samples_no_batches() -> None:
 def test_first_token_cannot_be_trained() -> None:
     with pytest.raises(ValueError, match="nothing predicts it"):
         micro_batches([sample(1, member=1)], max_tokens=4, total_trained_tokens=1)
+
+
+def samples_of(task_id: str, count: int) -> list[Sample]:
+    stream = (True,)
+    return [
+        Sample(
+            token_ids=(1,),
+            authors=(Author.POLICY,),
+            loss_mask=stream,
+            behaviour_log_probs=(0.0,),
+            weights=(1.0,),
+            advantage=1.0,
+            task_id=task_id,
+            member=member,
+        )
+        for member in range(count)
+    ]
+
+
+def test_mini_batches_are_a_balanced_partition_whatever_else_is_there() -> None:
+    first, second = samples_of("first", 8), samples_of("second", 5)
+    parts = mini_batches(first + second, 2, seed=0, iteration=1)
+    places = sorted((one.task_id, one.member) for part in parts for one in part)
+    assert places == sorted((one.task_id, one.member) for one in first + second)
+    assert [sum(one.task_id == "first" for one in part) for part in parts] == [4, 4]
+    assert sorted(sum(one.task_id == "second" for one in part) for part in parts) == [2, 3]
+    alone = mini_batches(second, 2, seed=0, iteration=1)
+    assert alone == [[one for one in part if one.task_id == "second"] for part in parts]
+    assert mini_batches(first, 2, seed=0, iteration=2) != mini_batches(first, 2, seed=0, iteration=1)
+
+
+def test_more_updates_than_samples() -> None:
+    parts = mini_batches(samples_of("task", 2), 5, seed=0, iteration=1)
+    assert sorted(len(part) for part in parts) == [0, 0, 0, 1, 1]

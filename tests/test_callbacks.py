@@ -21,7 +21,7 @@ from rti_exp.checkpoints import CheckpointError, latest_valid_checkpoint, save_c
 from rti_exp.learner import RTIModule
 from rti_exp.metrics import is_timing
 from rti_exp.runs import Run
-from rti_exp.settings import EvaluationSettings, RunSettings
+from rti_exp.settings import AlgorithmSettings, EvaluationSettings, RunSettings
 from rti_exp.types import Author, Task
 from tests.fakes import GuessWorld
 from tests.training import RENDERER, CoinWorld, acted, equal_weights, files, fit, sampled, weights
@@ -148,6 +148,19 @@ def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(
     assert resumed.policy_version == whole.policy_version
     assert sorted(rows(tmp_path), key=str) == sorted(rows(whole_directory), key=str)
     assert lines(tmp_path, "rollouts.jsonl") == lines(whole_directory, "rollouts.jsonl")
+
+
+def test_a_resumed_run_keeps_the_reference_of_its_start(tmp_path: Path) -> None:
+    run = dataclasses.replace(SIX, max_iterations=3)
+    settings = AlgorithmSettings(learning_rate=1e-3, beta=0.5)
+    whole = session(tmp_path / "whole", sampled(run=run, settings=settings))
+    with pytest.raises(Stopped):
+        session(tmp_path / "broken", sampled(run=run, settings=settings), stop=StopBefore(3))
+    resumed = session(tmp_path / "broken", sampled(run=run, settings=settings))
+    assert resumed.reference is not None
+    assert whole.reference is not None
+    assert equal_weights(resumed.reference.state_dict(), whole.reference.state_dict())
+    assert equal_weights(weights(resumed), weights(whole))
 
 
 def test_a_finished_run_that_is_started_again_stays_as_it_is(tmp_path: Path) -> None:

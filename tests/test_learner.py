@@ -12,10 +12,10 @@ from transformers import Qwen3ForCausalLM
 
 from rti_exp.batch import micro_batches, to_samples
 from rti_exp.forward import TrainedPositions
-from rti_exp.learner import DivergedError, RTIModule, mini_batches
+from rti_exp.learner import DivergedError, RTIModule
 from rti_exp.settings import AlgorithmSettings, RunSettings, Scope
 from rti_exp.tasks import IterationTasks
-from rti_exp.types import Author, Group, Sample
+from rti_exp.types import Author, Group
 from tests.fakes import tiny_gpt2, tiny_model
 from tests.training import acted, equal_weights, fit, sampled, weights
 from tests.trajectories import group, trajectory, turn
@@ -279,37 +279,3 @@ def test_log_probs_and_entropy_equal_those_of_a_full_forward(make: Any, gathers:
             assert result.entropy_BT[row, place].item() == pytest.approx(entropy, abs=2e-5)
     assert result.log_probs_BT.requires_grad
     assert not result.entropy_BT.requires_grad
-
-
-def samples_of(task_id: str, count: int) -> list[Sample]:
-    stream = (True,)
-    return [
-        Sample(
-            token_ids=(1,),
-            authors=(Author.POLICY,),
-            loss_mask=stream,
-            behaviour_log_probs=(0.0,),
-            weights=(1.0,),
-            advantage=1.0,
-            task_id=task_id,
-            member=member,
-        )
-        for member in range(count)
-    ]
-
-
-def test_mini_batches_are_a_balanced_partition_whatever_else_is_there() -> None:
-    first, second = samples_of("first", 8), samples_of("second", 5)
-    parts = mini_batches(first + second, 2, seed=0, iteration=1)
-    places = sorted((one.task_id, one.member) for part in parts for one in part)
-    assert places == sorted((one.task_id, one.member) for one in first + second)
-    assert [sum(one.task_id == "first" for one in part) for part in parts] == [4, 4]
-    assert sorted(sum(one.task_id == "second" for one in part) for part in parts) == [2, 3]
-    alone = mini_batches(second, 2, seed=0, iteration=1)
-    assert alone == [[one for one in part if one.task_id == "second"] for part in parts]
-    assert mini_batches(first, 2, seed=0, iteration=2) != mini_batches(first, 2, seed=0, iteration=1)
-
-
-def test_more_updates_than_samples() -> None:
-    parts = mini_batches(samples_of("task", 2), 5, seed=0, iteration=1)
-    assert sorted(len(part) for part in parts) == [0, 0, 0, 1, 1]

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from rti_exp.metrics import IterationReport, Stopwatch, UpdateStats, is_timing, iteration_metrics, success_count
+from rti_exp.metrics import IterationReport, Stopwatch, UpdateStats, is_timing, iteration_metrics, merged, success_count
 from rti_exp.types import Evidence, Intervention, Outcome, Status, Verdict
 from tests.trajectories import group, trajectory, turn
 
@@ -124,6 +124,24 @@ def test_metrics_without_value_are_none_and_names_stay() -> None:
         "tokens/per_second",
     }
     assert nothing["groups/all_failed"] == 0.0
+
+
+def test_reports_of_ranks_are_merged_in_the_order_of_the_tasks() -> None:
+    first = IterationReport(
+        groups=[MIXED, BROKEN],
+        advantages=[[1.0], [2.0]],
+        tokens={"generated": 5},
+        seconds={"rollout": 1.0, "roles": 3.0},
+    )
+    second = IterationReport(
+        groups=[RESCUED], advantages=[[3.0]], tokens={"generated": 7, "role_scored": 2}, seconds={"rollout": 2.0}
+    )
+    assert merged([first, second]) == IterationReport(
+        groups=[MIXED, RESCUED, BROKEN],
+        advantages=[[1.0], [3.0], [2.0]],
+        tokens={"generated": 12, "role_scored": 2},
+        seconds={"rollout": 2.0, "roles": 3.0},
+    )
 
 
 def test_success_threshold() -> None:
