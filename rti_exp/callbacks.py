@@ -128,6 +128,8 @@ class EvaluationCallback(Callback):
             purpose="eval",
             temperature=self.settings.temperature,
         )
+        # What the engine has stored now would change the shapes of its next batches, and so the last digits.
+        module.engine.sync(module.policy_version)
         groups = interleave(gather_from_ranks(groups))
         row = evaluation_row(module.iteration, groups, self.settings.samples, module.success_threshold)
         if self.run is not None:

@@ -384,5 +384,6 @@ def test_evaluation_never_changes_training_nor_intervenes() -> None:
     assert equal_weights(weights(with_evaluation), weights(without))
     assert [one["task_id"] for one in found[0]["tasks"]] == ["box_0", "box_1", "box_2"]
     assert all(one["successes"] == 0 for row in found for one in row["tasks"] if one["task_id"] == "box_2")
+    assert with_evaluation.engine.synced == [0, 1, 1, 2, 2]  # pyright: ignore[reportAttributeAccessIssue]
     requests = with_evaluation.engine.generate_requests  # pyright: ignore[reportAttributeAccessIssue]
     assert {request.sampling.temperature for request in requests} >= {0.5, 1.0}
