@@ -216,18 +216,17 @@ def check(cfg: DictConfig) -> Config:
     assert isinstance(raw, dict)
     nodes: dict[str, Any] = {str(key): value for key, value in raw.items()}
     _refuse_secrets(nodes)
-    scalar_classes = (RunSettings, TopSettings)
-    scalars = {entry.name for cls in scalar_classes for entry in dataclasses.fields(cls)}
-    known = [*scalars, *GROUPS, *PARTS]
+    known = [*_names(RunSettings), *_names(TopSettings), *GROUPS, *PARTS]
     for key in nodes:
         if key not in known:
             raise SettingsError(unknown_key(key, key, known, ""))
     for key in (*GROUPS, *PARTS):
         if not isinstance(nodes.get(key), dict):
             raise SettingsError(f"{key}={nodes.get(key)!r}: must be a group of keys; choose an option of {key}/")
-    run, top = (typed(cls, {name: nodes[name] for name in _names(cls) if name in nodes}, "") for cls in scalar_classes)
-    made = {attribute: typed(cls, nodes[key], key) for key, (attribute, cls) in GROUPS.items()}
-    parts = {key: _part(key, nodes[key], cls) for key, cls in PARTS.items()}
+    run = typed(RunSettings, _only(nodes, RunSettings), "")
+    top = typed(TopSettings, _only(nodes, TopSettings), "")
+    made: dict[str, Any] = {attribute: typed(cls, nodes[key], key) for key, (attribute, cls) in GROUPS.items()}
+    parts: dict[str, Any] = {key: _part(key, nodes[key], cls) for key, cls in PARTS.items()}
     plain = _plain(nodes, run, top, made, parts)
     key = run_key(_identity(plain))
     return Config(run=run, top=top, plain=plain, key=key, **made, **parts)
@@ -254,6 +253,11 @@ def check_files(config: Config) -> None:
     policy_folder(config.policy.path)
     if isinstance(config.corrector.options, CorrectorSettings) and config.corrector.options.path is not None:
         policy_folder(config.corrector.options.path, "corrector.path")
+
+
+def _only(nodes: Mapping[str, Any], cls: type) -> dict[str, Any]:
+    """The nodes that are fields of `cls`."""
+    return {name: nodes[name] for name in _names(cls) if name in nodes}
 
 
 def _names(cls: type) -> list[str]:

@@ -32,7 +32,7 @@ from rti_exp.typed import explain
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or {"-h", "--help"} & set(arguments):
-        print(__doc__.strip())
+        print((__doc__ or "").strip())
         return 0
     try:
         config, directory = _config(arguments)

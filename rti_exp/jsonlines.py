@@ -38,8 +38,9 @@ def plain(value: Any) -> Any:
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Path):
         return str(value)
-    if hasattr(value, "tolist"):  # numpy and torch scalars and arrays, without importing either
-        return plain(value.tolist())
+    to_list = getattr(value, "tolist", None)  # numpy and torch scalars and arrays, without importing either
+    if to_list is not None:
+        return plain(to_list())
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 

@@ -93,7 +93,7 @@ class WandbLogger:
         """Log a sample of the interventions, and end the W&B run: with exit code 1 unless the state is done."""
         import wandb
 
-        rows = intervention_table(run.interventions.path)
+        rows: list[Any] = intervention_table(run.interventions.path)
         if rows:
             table = wandb.Table(columns=list(TABLE_COLUMNS), data=rows)
             self._wandb.log({"interventions": table, "iteration": run.iterations_done})
