@@ -17,7 +17,7 @@ from rti_exp.rollout.render import Renderer
 from rti_exp.settings import RolePrompt
 from rti_exp.types import Message
 
-Manner = Literal["clean", "leaky", "wordy", "formal", "wrong", "nonsense"]
+Manner = Literal["clean", "leaky", "wordy", "formal", "habit", "wrong", "nonsense"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,8 @@ def correction(played: Play, manner: Manner, rng: random.Random) -> str:
         return wordy(right, rng)
     if manner == "formal":
         return formal(right, rng)
+    if manner == "habit":
+        return plan.misstep.action
     if manner == "wrong":
         guess = plan.guess_template.replace("{number}", str(rng.randint(10, 99)))
         others = [GIVE_UP, guess, plan.misstep.action]
@@ -158,7 +160,7 @@ def passes(check: str, manner: Manner, played: Play) -> bool:
     if check == "leak":
         return not (manner == "leaky" and leak_possible(played, step))
     if check == "gold":
-        return manner not in ("wrong", "nonsense")
+        return manner not in ("habit", "wrong", "nonsense")
     return manner != "nonsense"
 
 
@@ -177,7 +179,7 @@ def verifier_document(
 
 MANNERS_BY_CHECK: dict[str, tuple[Manner, ...]] = {
     "gold": ("clean", "clean", "leaky", "wordy", "formal", "wrong", "wrong", "nonsense"),
-    "leak": ("clean", "clean", "leaky", "leaky", "leaky", "wordy", "formal", "wrong"),
+    "leak": ("clean", "clean", "leaky", "leaky", "leaky", "wordy", "formal", "habit"),
     "plausible": ("clean", "clean", "leaky", "wordy", "formal", "wrong", "nonsense", "nonsense", "nonsense"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import statistics
 from collections import Counter, defaultdict
@@ -32,7 +33,8 @@ from rti_exp.pretraining.prior import Prior
 from rti_exp.randomness import derive_seed
 from rti_exp.rollout.render import Renderer
 
-MANNERS: tuple[Manner, ...] = ("clean", "leaky", "wordy", "formal", "wrong", "nonsense")
+MANNERS: tuple[Manner, ...] = ("clean", "leaky", "wordy", "formal", "wrong")
+"""What a correction is counted as."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +51,18 @@ class Probe:
     """Asks an engine the roles' questions on `plays` failed held-out plays per family."""
 
     def __init__(
-        self, *, engine: Engine, renderer: Renderer, prompts: PromptSettings, prior: Prior, seed: int, plays: int
-    ):
-        self._engine, self._renderer, self._prompts, self._seed = engine, renderer, prompts, seed
+        self,
+        *,
+        engine: Engine,
+        corrector: Engine,
+        renderer: Renderer,
+        prompts: PromptSettings,
+        prior: Prior,
+        seed: int,
+        plays: int,
+    ) -> None:
+        self._engine, self._corrector, self._renderer = engine, corrector, renderer
+        self._prompts, self._seed = prompts, seed
         rng = random.Random(derive_seed(seed, "probe"))
         by_family: dict[str, list[Play]] = defaultdict(list)
         while any(len(by_family[name]) < plays for name in FAMILIES):
@@ -99,41 +110,34 @@ class Probe:
     def corrector(self) -> list[Row]:
         """What the corrector writes at temperature 1, by manner, and its perplexity under the rollout prompt."""
         documents = [corrector_document(self._renderer, self._prompts, played, "") for played in self._plays]
-        completions = self._engine.generate(self._requests(documents, temperature=1.0))
-        manners: list[str] = []
-        scores: list[ScoreRequest] = []
-        for played, completion in zip(self._plays, completions, strict=True):
-            text = self._renderer.message(completion.token_ids).content
-            manners.append(manner_of(played, text))
-            step = played.first_harmful
-            assert step is not None
-            prompt_ids = history_ids(self._renderer, played, step)
-            scores.append(ScoreRequest(prompt_ids=prompt_ids, token_ids=completion.token_ids))
-        perplexities = [2.718281828459045 ** log_perplexity(row) for row in self._engine.score(scores)]
-        counts = Counter(manners)
+        completions = self._corrector.generate(self._requests(documents, temperature=1.0))
+        texts = [self._renderer.message(completion.token_ids).content for completion in completions]
+        manners = [manner_of(played, text) for played, text in zip(self._plays, texts, strict=True)]
+        scores = [
+            ScoreRequest(prompt_ids=self._history(played), token_ids=completion.token_ids)
+            for played, completion in zip(self._plays, completions, strict=True)
+        ]
+        perplexities = [math.exp(log_perplexity(row)) for row in self._engine.score(scores)]
+        by_case: dict[str, list[float]] = defaultdict(list)
+        for played, manner, perplexity in zip(self._plays, manners, perplexities, strict=True):
+            by_case[manner].append(perplexity)
+            if manner == "clean":
+                by_case[f"clean, {played.task.family}"].append(perplexity)
+        total = len(manners)
         rows = [
-            Row(what="corrector writes", case=manner, value=counts[manner] / len(manners), count=len(manners))
+            Row(what="corrector writes", case=manner, value=manners.count(manner) / total, count=total)
             for manner in MANNERS
         ]
-        cases = [
-            *manners,
-            *(
-                f"clean {played.task.family}" if manner == "clean" else ""
-                for played, manner in zip(self._plays, manners, strict=True)
-            ),
-        ]
-        for case in sorted(set(cases) - {""}):
-            values = [value for value, name in zip(perplexities * 2, cases, strict=True) if name == case]
+        for case, values in sorted(by_case.items()):
+            within = sum(value <= 5 for value in values) / len(values)
             rows.append(Row(what="perplexity, median", case=case, value=statistics.median(values), count=len(values)))
-            rows.append(
-                Row(
-                    what="perplexity <= 5",
-                    case=case,
-                    value=sum(value <= 5 for value in values) / len(values),
-                    count=len(values),
-                )
-            )
+            rows.append(Row(what="perplexity <= 5", case=case, value=within, count=len(values)))
         return rows
+
+    def _history(self, played: Play) -> tuple[int, ...]:
+        step = played.first_harmful
+        assert step is not None
+        return history_ids(self._renderer, played, step)
 
     def _requests(self, documents: Sequence[Document], temperature: float) -> list[GenerateRequest]:
         sampling = Sampling(temperature=temperature, max_tokens=32, stop_ids=self._renderer.stop_ids)

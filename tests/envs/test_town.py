@@ -7,6 +7,7 @@ import pytest
 from rti_exp.envs.base import Environment
 from rti_exp.envs.town import Town
 from rti_exp.envs.town.families import FAMILIES
+from rti_exp.envs.town.family import call
 from rti_exp.envs.town.names import names_of
 from rti_exp.envs.town.world import TownEpisode, draw_task
 from rti_exp.pretraining.behaviour import plan_of, spoken
@@ -92,7 +93,7 @@ def test_evidence_by_level() -> None:
     goal, ticket = task.payload["goal"], task.payload["confirmation"]
     episode, _, _ = run(task, ["Sorry."])
     assert episode.evidence("none").text == ""
-    assert episode.evidence("rubric").text == f"pay {goal}; report {ticket} | failed: pay, report"
+    assert episode.evidence("rubric").text == f"transfer {goal}; report {ticket} | failed: transfer, report"
     assert "convert" in episode.evidence("reference").text
     solved, _, _ = run(task, list(plan_of(task).actions))
     assert solved.evidence("rubric").failed == ()
@@ -123,10 +124,17 @@ def test_a_bad_call_is_answered_and_the_episode_goes_on(message: Message | dict,
     assert result.reward == 1.0
 
 
-def test_payments_and_returns_are_made_once() -> None:
+def test_payments_are_made_once_and_a_foreign_invoice_is_not_to_be_charged() -> None:
+    pay, transfer = (
+        '{"name": "pay", "arguments": {"invoice": "%s"}}',
+        '{"name": "transfer", "arguments": {"amount": "%s"}}',
+    )
     task = draw_task("pay_hard", "train", 0, 0)
-    pay = '{"name": "pay", "arguments": {"amount": "%s"}}'
-    assert run(task, [pay % task.payload["amount"], pay % task.payload["goal"]])[1][1] == "Error: already paid."
+    first, second = run(task, [pay % task.payload["invoice"], transfer % task.payload["goal"]])[1]
+    assert first == f"Charged, ticket {task.payload['wrong_confirmation']}."
+    assert second == "Error: already paid."
+    easy = draw_task("pay_easy", "train", 0, 0)
+    assert run(easy, [call("pay", invoice=easy.payload["invoice"]), f"Done: {easy.payload['confirmation']}."])[2] == 1.0
 
 
 def test_a_finished_episode_refuses_more() -> None:

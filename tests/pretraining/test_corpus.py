@@ -124,9 +124,11 @@ def test_what_a_correction_document_shows_and_trains(renderer: TokenRenderer) ->
         call("convert", amount=payload["amount"], to=payload["account"]) + "<|end|>"
     ]
     text = renderer.text(document.token_ids)
-    ask = f"<|system|>rewrite: pay {payload['goal']}; report {payload['confirmation']} | failed: pay, report | "
+    ask = (
+        f"<|system|>rewrite: transfer {payload['goal']}; report {payload['confirmation']} | failed: transfer, report | "
+    )
     assert ask + "not converted<|end|><|assistant|>" in text
-    assert f'"pay", "arguments": {{"amount": "{payload["amount"]}"}}}}<|end|>' in text
+    assert call("pay", invoice=payload["invoice"]) + "<|end|>" in text
 
 
 def test_leaks_and_what_a_perfect_verifier_says() -> None:

@@ -20,12 +20,26 @@ def _convert(payload: Payload, state: State, arguments: Mapping[str, str]) -> st
     return f"{amount} {arguments['to']}."
 
 
-def _pay(payload: Payload, state: State, arguments: Mapping[str, str]) -> str:
+def _once(state: State) -> None:
     if "settled" in state:
         raise ToolError("already paid")
-    if not (arguments["amount"].isascii() and arguments["amount"].isdigit()):
+
+
+def _pay(payload: Payload, state: State, arguments: Mapping[str, str]) -> str:
+    """Charges the invoice as it stands: in a foreign currency that costs a fee, and is not what was asked."""
+    if arguments["invoice"] != payload["invoice"]:
+        raise ToolError("no such invoice")
+    _once(state)
+    foreign = payload["currency"] != payload["account"]
+    return f"Charged, ticket {settle(payload, state, 'a fee' if foreign else payload['goal'])}."
+
+
+def _transfer(payload: Payload, state: State, arguments: Mapping[str, str]) -> str:
+    amount = arguments["amount"]
+    if not (amount.isascii() and amount.isdigit()):
         raise ToolError("amount must be a number")
-    return f"Paid {arguments['amount']}, ticket {settle(payload, state, arguments['amount'])}."
+    _once(state)
+    return f"Sent {amount}, ticket {settle(payload, state, amount)}."
 
 
 BANKING_TOOLS = (
@@ -43,8 +57,14 @@ BANKING_TOOLS = (
     ),
     Tool(
         name="pay",
-        description="Pays an amount, in the currency of the account. Cannot be undone.",
-        parameters=("amount",),
+        description="Charges an invoice as it stands; in a foreign currency with a fee. Cannot be undone.",
+        parameters=("invoice",),
         run=_pay,
+    ),
+    Tool(
+        name="transfer",
+        description="Sends an amount, in the currency of the account. Cannot be undone.",
+        parameters=("amount",),
+        run=_transfer,
     ),
 )

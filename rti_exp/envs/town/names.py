@@ -9,25 +9,159 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-PLACES = (
-    "Luna Aster Birch Cedar Delta Ember Fable Grove Haven Iris Jade Koala Lotus Maple Nova Opal "
-    "Pearl Quartz Raven Solar Terra Umbra Violet Willow Xenon Yarrow Zephyr Anchor Beacon Clover Dune Falcon "
-    "Garnet Harbor Indigo Juniper Kestrel Lagoon Meadow Nectar Orchid Pepper Quiver Rocket Saffron Tulip Velvet Walnut"
-).split()
-CITIES = (
-    "Oslo Rome Paris Lima Cairo Delhi Kyoto Quito Porto Turin Lyon Bern "
-    "Malmo Gdansk Zagreb Sofia Tunis Accra Hanoi Osaka Perth Leeds Ghent Basel"
-).split()
-PEOPLE = (
-    "Anna Boris Clara David Elena Felix Greta Hugo Irene Jonas Karin Leo Mara Nils Olga Pavel "
-    "Rosa Simon Tanja Ugo Vera Wanda Yusuf Zoe Amir Bella Carlo Dora Emil Fatma Gina Henry "
-    "Ivan Julia Kofi Laura Mateo Nadia Oscar Petra Ravi Sara Tomas Ulla Viktor Wilma Xavier Yara"
-).split()
-ITEMS = (
-    "Lamp Rug Chair Clock Kettle Mirror Pillow Radio Shelf Table Vase Fan "
-    "Brush Bowl Plate Towel Watch Scarf Glove Jacket Sofa Desk Drill Tent"
-).split()
-CURRENCIES = "EUR USD GBP JPY CHF SEK".split()
+PLACES = [
+    "Luna",
+    "Aster",
+    "Birch",
+    "Cedar",
+    "Delta",
+    "Ember",
+    "Fable",
+    "Grove",
+    "Haven",
+    "Iris",
+    "Jade",
+    "Koala",
+    "Lotus",
+    "Maple",
+    "Nova",
+    "Opal",
+    "Pearl",
+    "Quartz",
+    "Raven",
+    "Solar",
+    "Terra",
+    "Umbra",
+    "Violet",
+    "Willow",
+    "Xenon",
+    "Yarrow",
+    "Zephyr",
+    "Anchor",
+    "Beacon",
+    "Clover",
+    "Dune",
+    "Falcon",
+    "Garnet",
+    "Harbor",
+    "Indigo",
+    "Juniper",
+    "Kestrel",
+    "Lagoon",
+    "Meadow",
+    "Nectar",
+    "Orchid",
+    "Pepper",
+    "Quiver",
+    "Rocket",
+    "Saffron",
+    "Tulip",
+    "Velvet",
+    "Walnut",
+]
+CITIES = [
+    "Oslo",
+    "Rome",
+    "Paris",
+    "Lima",
+    "Cairo",
+    "Delhi",
+    "Kyoto",
+    "Quito",
+    "Porto",
+    "Turin",
+    "Lyon",
+    "Bern",
+    "Malmo",
+    "Gdansk",
+    "Zagreb",
+    "Sofia",
+    "Tunis",
+    "Accra",
+    "Hanoi",
+    "Osaka",
+    "Perth",
+    "Leeds",
+    "Ghent",
+    "Basel",
+]
+PEOPLE = [
+    "Anna",
+    "Boris",
+    "Clara",
+    "David",
+    "Elena",
+    "Felix",
+    "Greta",
+    "Hugo",
+    "Irene",
+    "Jonas",
+    "Karin",
+    "Leo",
+    "Mara",
+    "Nils",
+    "Olga",
+    "Pavel",
+    "Rosa",
+    "Simon",
+    "Tanja",
+    "Ugo",
+    "Vera",
+    "Wanda",
+    "Yusuf",
+    "Zoe",
+    "Amir",
+    "Bella",
+    "Carlo",
+    "Dora",
+    "Emil",
+    "Fatma",
+    "Gina",
+    "Henry",
+    "Ivan",
+    "Julia",
+    "Kofi",
+    "Laura",
+    "Mateo",
+    "Nadia",
+    "Oscar",
+    "Petra",
+    "Ravi",
+    "Sara",
+    "Tomas",
+    "Ulla",
+    "Viktor",
+    "Wilma",
+    "Xavier",
+    "Yara",
+]
+ITEMS = [
+    "Lamp",
+    "Rug",
+    "Chair",
+    "Clock",
+    "Kettle",
+    "Mirror",
+    "Pillow",
+    "Radio",
+    "Shelf",
+    "Table",
+    "Vase",
+    "Fan",
+    "Brush",
+    "Bowl",
+    "Plate",
+    "Towel",
+    "Watch",
+    "Scarf",
+    "Glove",
+    "Jacket",
+    "Sofa",
+    "Desk",
+    "Drill",
+    "Tent",
+]
+CURRENCIES = ["EUR", "USD", "GBP", "JPY", "CHF", "SEK"]
 NUMBERS = tuple(str(number) for number in range(10, 100))
 
 

@@ -1,4 +1,4 @@
-"""An invoice in the account's own currency: it can be paid as it is."""
+"""An invoice in the account's own currency: it can be sent as it is."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class PaymentEasy(PaymentHard):
         return {**payload, "account": payload["currency"], "goal": payload["amount"]}
 
     def plan(self, payload: Payload) -> Plan:
-        shortcut = call("pay", amount=payload["goal"])
+        shortcut = call("transfer", amount=payload["goal"])
         return Plan(
             actions=(call("get_invoice", invoice=payload["invoice"]), shortcut, report(payload)),
             critical_step=1,
             misstep=Misstep(step=1, action=GIVE_UP, reason="gave up", then=()),
             shortcut=shortcut,
-            guess_template=call("pay", amount="{number}"),
+            guess_template=call("transfer", amount="{number}"),
         )

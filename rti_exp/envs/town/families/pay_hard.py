@@ -1,4 +1,4 @@
-"""An invoice in another currency than the account's: the amount has to be converted before it is paid."""
+"""An invoice in another currency than the account's: the amount has to be converted and sent."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class PaymentHard(Family):
         return f"Pay invoice {payload['invoice']} from my {payload['account']} account."
 
     def goal(self, payload: Payload) -> tuple[str, str]:
-        return "pay", f"pay {payload['goal']}"
+        return "transfer", f"transfer {payload['goal']}"
 
     def plan(self, payload: Payload) -> Plan:
-        shortcut = call("pay", amount=payload["goal"])
+        shortcut = call("transfer", amount=payload["goal"])
         return Plan(
             actions=(
                 call("get_invoice", invoice=payload["invoice"]),
@@ -45,10 +45,10 @@ class PaymentHard(Family):
             critical_step=1,
             misstep=Misstep(
                 step=1,
-                action=call("pay", amount=payload["amount"]),
+                action=call("pay", invoice=payload["invoice"]),
                 reason="not converted",
                 then=(report_wrong(payload),),
             ),
             shortcut=shortcut,
-            guess_template=call("pay", amount="{number}"),
+            guess_template=call("transfer", amount="{number}"),
         )

@@ -1,0 +1,82 @@
+"""`python -m rti_exp.roles`: how well a policy plays its roles on held-out failures of the town.
+
+Takes the same keys as rti_exp.train (`policy.path=...`, `seed=1`) and prints a table: how often the validator
+judges a step right, which corrections each check of the verifier lets pass, what the corrector writes and how
+perplexing that is under the rollout prompt; for `corrector=teacher` the teacher's corrections.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.table import Table
+
+from rti_exp import build
+from rti_exp.config import Config, CorrectorSettings, check
+from rti_exp.paths import assets_root
+from rti_exp.settings import SettingsError
+from rti_exp.typed import explain
+
+PLAYS = 40
+"""Failed held-out episodes per family."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if {"-h", "--help"} & set(arguments):
+        print((__doc__ or "").strip())
+        return 0
+    OmegaConf.register_new_resolver("rti_exp.assets", lambda: str(assets_root()), replace=True)
+    try:
+        with initialize_config_dir(str(assets_root() / "conf"), version_base="1.3"):
+            config = check(compose("train", overrides=list(arguments)))
+        build.check_parts(config)
+        Console().print(measure(config))
+    except SettingsError as error:
+        print(f"bad config: {error}", file=sys.stderr)
+        return 2
+    except (HydraException, OmegaConfBaseException) as error:
+        print(f"bad config: {explain(error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def measure(config: Config) -> Table:
+    """The table; the corrector's rows are the policy's own, or those of `corrector.path`."""
+    from rti_exp.pretraining.prior import Prior
+    from rti_exp.pretraining.probe import Probe
+
+    build.quiet()
+    build.seed_everything(config)
+    policy = build.player(config, config.policy.path)
+    writer, options = policy, config.corrector.options
+    if isinstance(options, CorrectorSettings) and options.path is not None:
+        writer = build.player(config, options.path, key="corrector.path")
+    probe = Probe(
+        engine=policy.engine,
+        corrector=writer.engine,
+        renderer=policy.renderer,
+        prompts=config.prompts,
+        prior=Prior(),
+        seed=config.run.seed,
+        plays=PLAYS,
+    )
+    table = Table(title=f"roles of {config.policy.path}, {PLAYS} held-out failures per family, seed {config.run.seed}")
+    table.add_column("what")
+    table.add_column("case")
+    table.add_column("value", justify="right")
+    table.add_column("cases", justify="right")
+    for row in probe.rows():
+        value = f"{row.value:.2f}" if row.what == "perplexity, median" else f"{100 * row.value:.1f}%"
+        table.add_row(row.what, row.case, value, str(row.count))
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())
