@@ -145,6 +145,8 @@ def run(settings: WarmstartSettings) -> None:
             while not report.empty():
                 name, step, steps, loss = report.get()
                 bars.update(tasks[name], description=f"{name} loss {loss:.3f}", completed=step, total=steps)
+                if not console.is_terminal and step % 200 == 0:
+                    print(f"{name}: step {step} of {steps}, loss {loss:.3f}", flush=True)
             time.sleep(0.2)
         losses = {name: job.result() for name, job in jobs.items()}
     seconds = time.monotonic() - started
@@ -169,9 +171,14 @@ def main() -> None:
     try:
         hydra.main(version_base="1.3", config_path=str(assets_root() / "conf"), config_name="warmstart")(task)()
     except SettingsError as error:
-        sys.exit(f"bad config: {error}")
+        sys.exit(_bad_config(str(error)))
     except (HydraException, OmegaConfBaseException) as error:
-        sys.exit(f"bad config: {explain(error)}")
+        sys.exit(_bad_config(explain(error)))
+
+
+def _bad_config(message: str) -> int:
+    print(f"bad config: {message}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

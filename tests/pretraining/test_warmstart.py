@@ -1,0 +1,78 @@
+"""`python -m rti_exp.warmstart`: makes loadable folders, the same ones for the same seed, and keeps what is there."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SMALL = [
+    "training.steps=4",
+    "training.documents=64",
+    "training.documents_per_step=8",
+    "teacher.training.steps=2",
+    "teacher.training.documents=16",
+    "teacher.training.documents_per_step=8",
+    "size.hidden=32",
+    "size.layers=1",
+]
+
+
+def warmstart(folder: Path, *keys: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rti_exp.warmstart", *keys]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+def weights(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_makes_a_policy_and_a_teacher_that_train_takes(tmp_path: Path) -> None:
+    done = warmstart(tmp_path, "out=made", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "made/tiny: loss" in done.stdout
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    from rti_exp.rollout.render import TokenRenderer
+
+    policy = AutoModelForCausalLM.from_pretrained(tmp_path / "made" / "tiny")
+    assert policy.config.hidden_size == 32
+    tokenizers = [PreTrainedTokenizerFast.from_pretrained(tmp_path / "made" / name) for name in ("tiny", "teacher")]
+    assert TokenRenderer(tokenizers[0]).stop_ids == (2,)
+    assert tokenizers[0].backend_tokenizer.to_str() == tokenizers[1].backend_tokenizer.to_str()
+    noted = json.loads((tmp_path / "made" / "tiny" / "warmstart.json").read_text())
+    assert noted["settings"]["training"]["steps"] == 4
+    assert noted["settings"]["prior"]["right"]["nav_hard"] == 0.002
+
+    again = warmstart(tmp_path, "out=made", *SMALL)
+    assert again.returncode != 0
+    assert "made/tiny is there already; set overwrite=true" in again.stderr
+
+
+@pytest.mark.slow
+def test_the_seed_fixes_every_bit(tmp_path: Path) -> None:
+    for out, seed in (("one", 0), ("two", 0), ("three", 1)):
+        assert warmstart(tmp_path, f"out={out}", f"seed={seed}", "models=[tiny]", *SMALL).returncode == 0
+    assert weights(tmp_path / "one" / "tiny") == weights(tmp_path / "two" / "tiny")
+    assert weights(tmp_path / "one" / "tiny") != weights(tmp_path / "three" / "tiny")
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("prior.guess=2", "prior.guess=2"),
+        ("prior.corrector=0.9", "sum to 1"),
+        ("models=[big]", "models=['big']"),
+        ("priors.guess=0.1", "priors"),
+        ("training.steps=0", "training.steps=0"),
+        ("out=/proc/nowhere", "out='/proc/nowhere': cannot make"),
+    ],
+)
+def test_bad_keys_are_told_before_anything_slow(key: str, told: str, tmp_path: Path) -> None:
+    done = warmstart(tmp_path, key)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "policies").exists()
