@@ -159,7 +159,7 @@ def test_of_duplicate_runs_the_last_is_used_and_the_other_shown(tmp_path: Path):
     shutil.copytree(first, copy)
     studies.edit_status(copy, ended="2999-01-01T00:00:00+00:00")
     runs = load_study(tmp_path).runs.set_index("run_key")
-    assert runs.loc["another", "usable"]
+    assert runs["usable"].to_dict() == {"another": True, first.name: False}
     assert runs.loc[first.name, "state"] == "duplicate"
     assert runs.loc[first.name, "why_not"] == "same arm and seed as another, which ended later"
 

@@ -113,6 +113,8 @@ def test_difference_pairs_over_shared_seeds_whatever_the_task_order():
     found = difference(first, second)
     assert (found.paired, found.seeds, found.tasks, found.method) == (True, 1, 2, "tasks only")
     assert found.value == ((0.5 - 0.5) + (0.5 - 0.0)) / 2
+    same = difference(scores([[1.0, 0.0]], tasks=["a", "b"]), scores([[0.0, 1.0]], tasks=["b", "a"]))
+    assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(

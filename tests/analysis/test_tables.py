@@ -192,6 +192,14 @@ def test_a_task_without_valid_samples_is_left_out_and_said(tmp_path: Path):
     assert any("1 have none and are left out of pass@1" in note for note in sheet.notes)
 
 
+def test_the_last_evaluation_counts_and_the_base_is_apart(tmp_path: Path):
+    evaluations = [studies.evaluation(place, {"a/0": count}) for place, count in ((0, 1), (1, 4), (2, 6))]
+    studies.write_run(tmp_path, studies.config(5, 0), [studies.train(1), studies.train(2), *evaluations])
+    study = load_study(tmp_path)
+    row = results_sheet(study, summarize(study)).rows[0]
+    assert (row[2], row[3]) == ("0.125 [0.125, 0.125]", "0.750 [0.750, 0.750]")
+
+
 def test_different_last_iterations_are_said(tmp_path: Path):
     studies.write_arm_run(tmp_path, 0, 0, [2, 2, 2, 2])
     studies.write_run(tmp_path, studies.config(5, 0), [studies.train(1), studies.evaluation(1, {"a/0": 2})])
