@@ -110,13 +110,14 @@ def main() -> None:
     roll_out(engine, **sizes, seed=0)
     steps = CountedSteps()
     steps.install()
-    seconds, rates, generated, prefilled = [], [], 0, 0
+    seconds, processor, rates, generated, prefilled = [], [], [], 0, 0
     for repeat in range(1, arguments.repeats + 1):
         engine.sync(repeat)
         generated, prefilled = engine.generated_tokens, engine.prefilled_tokens
-        started = time.perf_counter()
+        started, started_processor = time.perf_counter(), time.process_time()
         roll_out(engine, **sizes, seed=repeat)
         seconds.append(time.perf_counter() - started)
+        processor.append(time.process_time() - started_processor)
         generated, prefilled = engine.generated_tokens - generated, engine.prefilled_tokens - prefilled
         rates.append(matmul_rate())
     best = min(seconds)
@@ -127,6 +128,7 @@ def main() -> None:
     print(f"| parameters | {parameters:,} |")
     print(f"| generated / prefilled tokens | {generated:,} / {prefilled:,} |")
     print(f"| rollout, best and median of {arguments.repeats} | {best:.3f} s, {statistics.median(seconds):.3f} s |")
+    print(f"| processor time of the best | {min(processor):.3f} s |")
     print(f"| generated tokens a second | {generated / best:,.0f} |")
     print(f"| forward pass of a decode step | {1000 * steps.seconds / steps.count:.2f} ms |")
     print(f"| matrix product rate | {rate / 1e9:.0f} GFLOP/s |")

@@ -53,7 +53,7 @@ class SlotPool:
             room: tokens that the longest row will hold.
         """
         total = len(sequences) + sum(copies)
-        # Twice: each row may be filled from another one, which must not be overwritten meanwhile.
+        # Twice: each row may be filled from another one, and those are worth keeping.
         self.index.reserve(max(self._cache_rows, 2 * total))
         found = [self.index.longest(sequence) for sequence in sequences]
         claimed: dict[Row, None] = {}
