@@ -102,3 +102,8 @@ def test_long_or_many_lined_values_are_named_short_and_apart():
     assert len(set(names)) == 3
     assert all(len(name) == 40 for name in names)
     assert arms.show(["gold", 1]) == "[gold,1]"
+
+
+def test_a_choice_that_tells_nothing_is_not_named():
+    configs = [{"gate": {"delta": delta}} for delta in (0, 5)]
+    assert labels(configs, [["gate.delta=0", "note=a"], ["gate.delta=5", "note=b"]]) == ["gate.delta=0", "gate.delta=5"]
