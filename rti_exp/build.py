@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.utils import instantiate
 
-from rti_exp.config import Config, CorrectorSettings, Part, check_files, role_settings, verifier_settings
+from rti_exp.config import Config, Part, check_files
 from rti_exp.envs.base import Environment
+from rti_exp.group_settings import CorrectorSettings, role_settings, verifier_settings
 from rti_exp.paths import policy_folder
 from rti_exp.runs import Run
 from rti_exp.settings import SettingsError
@@ -100,7 +101,7 @@ def player(config: Config, path: str, *, key: str = "policy.path", device: torch
         folder, dtype=getattr(torch, config.policy.dtype), local_files_only=True
     ).eval()
     if device is not None:
-        model.to(device)
+        model.to(device)  # pyright: ignore[reportArgumentType]  (a decorator hides its signature)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     engine = make(config.engine, model=model, **_options(config.engine))
     return Player(model=model, tokenizer=tokenizer, engine=engine, renderer=TokenRenderer(tokenizer))
@@ -208,7 +209,8 @@ def experiment(config: Config, run: Run | None, *, directory: Path) -> Experimen
     rollouts = collector(config, world, policy)
     trained = trainer(config, callbacks)
     steps_in = interventions(config, world, policy, rollouts, trained.strategy.root_device)
-    engines = [policy.engine] if steps_in is None else [policy.engine, steps_in.corrector.engine]
+    writer = None if steps_in is None else steps_in.corrector
+    engines = [policy.engine] if writer is None else [policy.engine, writer.engine]
     trained.callbacks.append(_forgetting(engines))  # pyright: ignore[reportAttributeAccessIssue]
     module = RTIModule(
         model=policy.model,

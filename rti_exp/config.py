@@ -10,13 +10,23 @@ import dataclasses
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rti_exp.group_settings import (
+    CorrectorSettings,
+    LocalEngineSettings,
+    PolicySettings,
+    PromptSettings,
+    RecorderSettings,
+    TopSettings,
+    TrainerSettings,
+    VerifierNode,
+)
 from rti_exp.paths import policy_folder
 from rti_exp.runs import run_key
 from rti_exp.settings import (
@@ -26,12 +36,10 @@ from rti_exp.settings import (
     GateSettings,
     InterventionSettings,
     ReweightSettings,
-    RolePrompt,
     RoleSettings,
     RolloutSettings,
     RunSettings,
     SettingsError,
-    VerifierSettings,
 )
 from rti_exp.typed import signature_class, typed, unknown_key
 
@@ -39,106 +47,6 @@ VOLATILE = ("study", "runs_root", "fresh", "size", "logger", "trainer")
 """Keys that do not make another run: where it is kept, who is told, on what it is computed."""
 SECRET_KEY = re.compile(r"api_?key|secret|password|(^|_)token$", re.IGNORECASE)
 ENVIRONMENT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicySettings:
-    """A transformers folder, or `builtin:<name>` for one that ships with the package."""
-
-    path: str = "builtin:tiny"
-    dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        if self.dtype not in ("float32", "bfloat16", "float16"):
-            raise SettingsError(f"policy.dtype={self.dtype!r}: must be float32, bfloat16 or float16")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalEngineSettings:
-    """Memory of `rti_exp.engines.local.LocalEngine`, which says what each means."""
-
-    max_batch: int = 256
-    cache_rows: int = 256
-    prefill_tokens: int = 4096
-
-    def __post_init__(self) -> None:
-        for name in ("max_batch", "cache_rows", "prefill_tokens"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"engine.{name}={getattr(self, name)}: must be an integer >= 1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorrectorSettings(RoleSettings):
-    """`path` is the model that corrects; null is the policy itself."""
-
-    path: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifierNode(RoleSettings):
-    """The verifier's group: which checks, and how the policy is asked."""
-
-    policy: bool = True
-    rule: bool = False
-    checks: list[str] = field(default_factory=lambda: list(CHECK_NAMES))
-
-    def __post_init__(self) -> None:
-        RoleSettings.__post_init__(self)  # no super(): a dataclass with slots is another class than its body's
-        VerifierSettings(policy=self.policy, rule=self.rule, checks=self.checks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptSettings:
-    """The roles' requests; {evidence} and {reason} are filled in."""
-
-    validator: RolePrompt = field(default_factory=RolePrompt)
-    corrector: RolePrompt = field(default_factory=RolePrompt)
-    verifier: dict[str, RolePrompt] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecorderSettings:
-    every: int = 10
-    """Iterations between two recordings of sampled groups; 0 records none."""
-
-    def __post_init__(self) -> None:
-        if self.every < 0:
-            raise SettingsError(f"recorder.every={self.every}: must be an integer >= 0")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerSettings:
-    """What Lightning's Trainer is made of."""
-
-    accelerator: str = "cpu"
-    devices: int = 1
-    num_nodes: int = 1
-    strategy: str = "auto"
-    precision: str = "32-true"
-    threads: int = 1
-    """CPU threads of torch in each process; one, so that figures do not depend on the machine's cores."""
-    deterministic: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("devices", "num_nodes", "threads"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"trainer.{name}={getattr(self, name)}: must be an integer >= 1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopSettings:
-    """The keys that belong to no group and are no numbers of the run itself."""
-
-    study: str | None = None
-    runs_root: str = "runs"
-    fresh: bool = False
-    size: str = "full"
-
-    def __post_init__(self) -> None:
-        if self.study is not None and not re.fullmatch(r"[^\s./\\][^/\\\0\n]{0,119}", self.study):
-            raise SettingsError(f"study={self.study!r}: must be a plain folder name of at most 120 characters")
-        if not self.runs_root.strip():
-            raise SettingsError("runs_root='': must be a folder")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +117,7 @@ def check(cfg: DictConfig) -> Config:
         SettingsError: an unknown key, a wrong type, a value without sense, or a secret.
     """
     try:
-        own = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
+        own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
         raw = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise SettingsError(f"{error.full_key}: {error.msg}") from error
@@ -315,14 +223,3 @@ def _identity(plain: Mapping[str, Any]) -> dict[str, Any]:
     identity = {key: value for key, value in plain.items() if key not in VOLATILE}
     identity["precision"] = plain["trainer"]["precision"]
     return identity
-
-
-def role_settings(node: RoleSettings) -> RoleSettings:
-    """The part of a role's group that says how it is sampled."""
-    return RoleSettings(**{entry.name: getattr(node, entry.name) for entry in dataclasses.fields(RoleSettings)})
-
-
-def verifier_settings(node: VerifierNode) -> tuple[VerifierSettings, RoleSettings]:
-    """The two halves of the verifier's group."""
-    checks = [name for name in CHECK_NAMES if name in node.checks]
-    return VerifierSettings(policy=node.policy, rule=node.rule, checks=checks), role_settings(node)

@@ -13,7 +13,8 @@ import pytest
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from rti_exp.config import GROUPS, PARTS, VOLATILE, LocalEngineSettings, TopSettings, check
+from rti_exp.config import GROUPS, PARTS, VOLATILE, check
+from rti_exp.group_settings import LocalEngineSettings, TopSettings
 from rti_exp.paths import assets_root
 from rti_exp.settings import AlgorithmSettings, RunSettings, SettingsError
 

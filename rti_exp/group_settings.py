@@ -1,0 +1,120 @@
+"""Settings of the config groups that are more than the numbers of `rti_exp.settings`: models, roles, trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+
+from rti_exp.settings import CHECK_NAMES, RolePrompt, RoleSettings, SettingsError, VerifierSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySettings:
+    """A transformers folder, or `builtin:<name>` for one that ships with the package."""
+
+    path: str = "builtin:tiny"
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("float32", "bfloat16", "float16"):
+            raise SettingsError(f"policy.dtype={self.dtype!r}: must be float32, bfloat16 or float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalEngineSettings:
+    """Memory of `rti_exp.engines.local.LocalEngine`, which says what each means."""
+
+    max_batch: int = 256
+    cache_rows: int = 256
+    prefill_tokens: int = 4096
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "cache_rows", "prefill_tokens"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"engine.{name}={getattr(self, name)}: must be an integer >= 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectorSettings(RoleSettings):
+    """`path` is the model that corrects; null is the policy itself."""
+
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifierNode(RoleSettings):
+    """The verifier's group: which checks, and how the policy is asked."""
+
+    policy: bool = True
+    rule: bool = False
+    checks: list[str] = field(default_factory=lambda: list(CHECK_NAMES))
+
+    def __post_init__(self) -> None:
+        RoleSettings.__post_init__(self)  # no super(): a dataclass with slots is another class than its body's
+        VerifierSettings(policy=self.policy, rule=self.rule, checks=self.checks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSettings:
+    """The roles' requests; {evidence} and {reason} are filled in."""
+
+    validator: RolePrompt = field(default_factory=RolePrompt)
+    corrector: RolePrompt = field(default_factory=RolePrompt)
+    verifier: dict[str, RolePrompt] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecorderSettings:
+    every: int = 10
+    """Iterations between two recordings of sampled groups; 0 records none."""
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise SettingsError(f"recorder.every={self.every}: must be an integer >= 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    """What Lightning's Trainer is made of."""
+
+    accelerator: str = "cpu"
+    devices: int = 1
+    num_nodes: int = 1
+    strategy: str = "auto"
+    precision: str = "32-true"
+    threads: int = 1
+    """CPU threads of torch in each process; one, so that figures do not depend on the machine's cores."""
+    deterministic: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("devices", "num_nodes", "threads"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"trainer.{name}={getattr(self, name)}: must be an integer >= 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopSettings:
+    """The keys that belong to no group and are no numbers of the run itself."""
+
+    study: str | None = None
+    runs_root: str = "runs"
+    fresh: bool = False
+    size: str = "full"
+
+    def __post_init__(self) -> None:
+        if self.study is not None and not re.fullmatch(r"[^\s./\\][^/\\\0\n]{0,119}", self.study):
+            raise SettingsError(f"study={self.study!r}: must be a plain folder name of at most 120 characters")
+        if not self.runs_root.strip():
+            raise SettingsError("runs_root='': must be a folder")
+
+
+def role_settings(node: RoleSettings) -> RoleSettings:
+    """The part of a role's group that says how it is sampled."""
+    return RoleSettings(**{entry.name: getattr(node, entry.name) for entry in dataclasses.fields(RoleSettings)})
+
+
+def verifier_settings(node: VerifierNode) -> tuple[VerifierSettings, RoleSettings]:
+    """The two halves of the verifier's group."""
+    checks = [name for name in CHECK_NAMES if name in node.checks]
+    return VerifierSettings(policy=node.policy, rule=node.rule, checks=checks), role_settings(node)
