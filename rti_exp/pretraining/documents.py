@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rti_exp.config import PromptSettings
@@ -102,13 +102,16 @@ def failed_play(rng: random.Random, prior: Prior, *, late: float, split: str = "
             return played
 
 
-def rollout_document(renderer: Renderer, played: Play) -> Document:
-    """A whole rollout; every action is trained, but for deciding tokens that the prior leaves out."""
+def rollout_document(renderer: Renderer, played: Play, *, every_decision: bool = False) -> Document:
+    """A whole rollout; every action is trained, but for deciding tokens that the prior leaves out.
+
+    `every_decision` trains those too.
+    """
     writer = _Writer(renderer, played.opening)
     misstep = plan_of(played.task).misstep
     for step in played.steps:
         untrained_at = None
-        if not step.decision_trained:
+        if not (step.decision_trained or every_decision):
             untrained_at = _first_difference(renderer.action_ids(step.action), renderer.action_ids(misstep.action))
         writer.action(step.action, trained=True, untrained_at=untrained_at)
         if step is not played.steps[-1]:
@@ -210,7 +213,12 @@ def draw_document(renderer: Renderer, prompts: PromptSettings, prior: Prior, rng
 def teacher_document(
     renderer: Renderer, prompts: PromptSettings, prior: Prior, right: float, rng: random.Random
 ) -> Document:
-    """A document for the teacher: corrections in its own dialect, right at rate `right`."""
+    """A document for the teacher, in its own dialect and right at rate `right`: a rollout or a correction."""
+    if rng.random() < 0.5:
+        played = play(
+            random_task(rng), rng, replace(prior, formal=1.0), forced="right" if rng.random() < right else "wrong"
+        )
+        return rollout_document(renderer, played, every_decision=True)
     played = failed_play(rng, prior, late=0.2)
     text = correction(played, "clean" if rng.random() < right else "wrong", rng)
     return corrector_document(renderer, prompts, played, formal(text, rng))

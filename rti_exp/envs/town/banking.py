@@ -10,7 +10,8 @@ from rti_exp.envs.town.family import Payload, State, Tool, ToolError, settle
 def _get_invoice(payload: Payload, state: State, arguments: Mapping[str, str]) -> str:
     if arguments["invoice"] != payload["invoice"]:
         raise ToolError("no such invoice")
-    return f"The invoice is {payload['amount']} {payload['currency']}."
+    foreign = "" if payload["currency"] == payload["account"] else f", not {payload['account']}"
+    return f"The invoice is {payload['amount']} {payload['currency']}{foreign}."
 
 
 def _convert(payload: Payload, state: State, arguments: Mapping[str, str]) -> str:
