@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass, field
 
@@ -72,6 +73,35 @@ class RecorderSettings:
     def __post_init__(self) -> None:
         if self.every < 0:
             raise SettingsError(f"recorder.every={self.every}: must be an integer >= 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetSettings:
+    tokens: float = math.inf
+    """Tokens generated and scored, roles and teachers included, after which training ends."""
+
+    def __post_init__(self) -> None:
+        if not self.tokens > 0:
+            raise SettingsError(f"budget.tokens={self.tokens}: must be a number > 0, or inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSettings:
+    """The fixed probe (`rti_exp.fixed_probe`)."""
+
+    every: int = 10
+    """Probe after every so many iterations, and before the first and after the last; 0: only those two."""
+    cases: int = 8
+    """Corrections per family."""
+    seed: int = 0
+    """Draws the cases; not the run's, so that all runs are asked the same."""
+
+    def __post_init__(self) -> None:
+        for name in ("every", "seed"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"probe.{name}={getattr(self, name)}: must be an integer >= 0")
+        if self.cases < 1:
+            raise SettingsError(f"probe.cases={self.cases}: must be an integer >= 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,10 @@ from rti_exp import build
 from rti_exp.config import Config, check
 from rti_exp.runs import Run, RunLocked, is_done
 from rti_exp.settings import SettingsError
+from rti_exp.sweep import SWEEP_PID
 
+PATIENCE_SECONDS = 15.0
+"""How long a sweep's job waits for the directory: the job of a sweep that was killed may still be ending."""
 DONE, FAILED, BAD_CONFIG, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -54,6 +57,7 @@ def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: st
             overrides=[text for text in overrides if not text.startswith("hydra.")],
             seed=config.run.seed,
             fresh=config.top.fresh,
+            patience=PATIENCE_SECONDS if _end_with_the_sweep() else 0.0,
         )
     except RunLocked as error:
         print(error, file=sys.stderr)
@@ -63,6 +67,21 @@ def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: st
         return _recorded(config, run)
     finally:
         run.close()
+
+
+def _end_with_the_sweep() -> bool:
+    """Whether this is a sweep's child; then it gets a SIGTERM when the sweep is gone, however that ended."""
+    parent = os.environ.get(SWEEP_PID)
+    if parent is None:
+        return False
+    if sys.platform == "linux":
+        import ctypes
+
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
+        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGTERM))
+    if os.getppid() != int(parent):
+        raise Interrupted("the sweep is gone")
+    return True
 
 
 def _rank() -> int:

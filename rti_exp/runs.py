@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -170,12 +171,12 @@ class Run:
     limit_bytes = 256 * 2**20
     """Size cap of interventions.jsonl and of rollouts.jsonl, each."""
 
-    def __init__(self, directory: Path, *, key: str, study: str) -> None:
+    def __init__(self, directory: Path, *, key: str, study: str, patience: float = 0.0) -> None:
         self.directory = directory
         self.key = key
         self.study = study
         self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
-        self._lock = _lock(directory)
+        self._lock = _lock(directory, patience)
         self._evaluated: set[int] = set()
         try:
             self.checkpoints.mkdir(exist_ok=True)
@@ -196,16 +197,18 @@ class Run:
         overrides: Sequence[str] = (),
         seed: int = 0,
         fresh: bool = False,
+        patience: float = 0.0,
     ) -> Self:
         """Lock the directory, write the config, and mark the run as running.
 
-        Ask `is_done` first: this call marks a done run as running again. `fresh` removes what is there.
+        Ask `is_done` first: this call marks a done run as running again. `fresh` removes what is there; `patience` are
+        seconds to wait for another process that holds the directory.
 
         Raises:
             RunLocked: another process holds it.
             RunUnwritable: the folder cannot be made or written.
         """
-        run = cls(directory, key=key, study=study)
+        run = cls(directory, key=key, study=study, patience=patience)
         if fresh:
             run._clear()
         text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
@@ -323,18 +326,24 @@ class Run:
         os.close(self._lock)
 
 
-def _lock(directory: Path) -> int:
+def _lock(directory: Path, patience: float = 0.0) -> int:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise RunUnwritable(f"{directory}: cannot be made or written ({error.strerror})") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(descriptor)
-        raise RunLocked(f"{directory}: another process (pid {holder}) is working in this directory") from None
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(0.1)
+                continue
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise RunLocked(f"{directory}: another process (pid {holder}) is working in this directory") from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from rti_exp.build import check_parts
@@ -31,6 +33,8 @@ from rti_exp.settings import SettingsError
 from rti_exp.sweep_display import Display
 
 CHILD = (sys.executable, "-m", "rti_exp.train")
+SWEEP_PID = "RTI_EXP_SWEEP_PID"
+"""Tells a child which process to end with."""
 POLL_SECONDS = 0.25
 GRACE_SECONDS = 20.0
 """How long children may take to end after an interrupt before they are killed."""
@@ -76,6 +80,20 @@ def swept_keys(job_overrides: Sequence[Sequence[str]]) -> list[str]:
         for override in overrides:
             values.setdefault(key_of(override), set()).add(override.partition("=")[2])
     return [key for key, seen in values.items() if len(seen) > 1]
+
+
+def swept_in(arguments: Sequence[str]) -> list[str]:
+    """The keys of a command line that have several values."""
+    parser = OverridesParser.create()
+    keys: list[str] = []
+    for text in arguments:
+        try:
+            override = parser.parse_override(text)
+        except HydraException:  # a flag, or what Hydra will refuse
+            continue
+        if override.is_sweep_override():
+            keys.append(override.get_key_element().lstrip("+"))
+    return keys
 
 
 def study_name(keys: Sequence[str]) -> str:
@@ -189,6 +207,7 @@ class Sweep:
         threads = str(max(1, len(os.sched_getaffinity(0)) // self.n_jobs))
         environment = {key: value for key, value in os.environ.items() if key != "HYDRA_FULL_ERROR"}
         environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+        environment[SWEEP_PID] = str(os.getpid())
         with open(job.directory / "job.log", "ab") as log:
             job.process = subprocess.Popen(
                 [*CHILD, *self.flags, *job.overrides, "hydra.mode=RUN"],

@@ -21,20 +21,24 @@ from rti_exp import launcher
 from rti_exp.paths import assets_root
 from rti_exp.runs import RunUnwritable
 from rti_exp.settings import SettingsError
-from rti_exp.sweep import key_of, study_name
+from rti_exp.sweep import study_name, swept_in
 from rti_exp.typed import explain
 
 OmegaConf.register_new_resolver("rti_exp.assets", lambda: str(assets_root()), replace=True)
 
 
+STUDY = "RTI_EXP_STUDY"
+"""Tells the workers of another launcher what the sweep is called."""
+
+
 def task(cfg: DictConfig) -> None:
     """One job in this process: the whole of a single run, or one job of another launcher's sweep."""
-    from rti_exp import job, launcher  # another launcher's worker gets this function without its globals
+    from rti_exp import job, launcher
 
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
     if hydra_config.mode is RunMode.MULTIRUN:
-        code = job.run_job(cfg, overrides=overrides, default_study=study_name([key_of(text) for text in overrides]))
+        code = job.run_job(cfg, overrides=overrides, default_study=os.environ.get(STUDY, "sweep"))
         if code:
             raise RuntimeError(f"the job ended with exit code {code}")
         return
@@ -46,6 +50,7 @@ def task(cfg: DictConfig) -> None:
 
 def main() -> None:
     launcher.outcome.code = 0
+    os.environ[STUDY] = study_name(swept_in(sys.argv[1:]))
     asked_for_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would exit with 1 for a bad config as for a failed job
     try:

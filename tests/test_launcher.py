@@ -14,7 +14,7 @@ from rich.console import Console
 from rti_exp import sweep
 from rti_exp.runs import Run, read_status
 from rti_exp.settings import SettingsError
-from rti_exp.sweep import Sweep, key_of, study_name, swept_keys
+from rti_exp.sweep import Sweep, key_of, study_name, swept_in, swept_keys
 from rti_exp.sweep_display import Display, duration, estimated_seconds
 
 Composed = Callable[..., DictConfig]
@@ -76,6 +76,11 @@ def states(planned: Sweep) -> list[str | None]:
 def test_names() -> None:
     jobs = [["gate.delta=0", "seed=0", "size=quick"], ["gate.delta=5", "seed=1", "size=quick"]]
     assert swept_keys(jobs) == ["gate.delta", "seed"]
+    assert swept_in(["-m", "gate.delta=0,5", "size=quick", "+x=[1,2]", "seed=range(3)", "y=choice(a,b)", "a="]) == [
+        "gate.delta",
+        "seed",
+        "y",
+    ]
     assert study_name(["gate.delta", "seed"]) == "gate.delta+seed"
     assert study_name(["hydra.launcher.n_jobs"]) == "sweep"
     assert study_name(["policy/../../x"]) == "policy-..-..-x"

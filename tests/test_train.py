@@ -387,6 +387,21 @@ def test_a_sweep_with_a_job_that_fails(small: Sequence[str], policy_folder: Path
 
 
 @pytest.mark.slow
+def test_a_killed_sweep_takes_its_children_along(small: Sequence[str], tmp_path: Path) -> None:
+    arguments = [*small, "max_iterations=60", "eval.every=0", "gate.delta=0,5", "hydra.launcher.n_jobs=2"]
+    study = tmp_path / "runs" / "gate.delta"
+    sweep = subprocess.Popen(command("-m", *arguments), cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL)
+    wait_for(lambda: study.is_dir() and sum(iterations_done(path) >= 1 for path in study.iterdir()) == 2)
+    sweep.kill()
+    sweep.wait()
+
+    def states() -> set[str]:
+        return {(read_status(path) or {})["state"] for path in study.iterdir() if path.is_dir()}
+
+    wait_for(lambda: states() == {"interrupted"})
+
+
+@pytest.mark.slow
 def test_a_sweep_ends_its_children_on_an_interrupt_and_goes_on(small: Sequence[str], tmp_path: Path) -> None:
     arguments = [*small, "max_iterations=60", "eval.every=0", "gate.delta=0,5", "hydra.launcher.n_jobs=2"]
     study = tmp_path / "runs" / "gate.delta"

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from rti_exp.config import Config, check
+from rti_exp.loggers import TABLE_COLUMNS, CsvLogger, WandbLogger, finite, intervention_table, tags
+from rti_exp.runs import Run
+from rti_exp.settings import SettingsError
+
+Composed = Callable[..., DictConfig]
+
+
+@pytest.fixture
+def config(composed: Composed) -> Config:
+    return check(composed())
+
+
+@pytest.fixture
+def run(config: Config, tmp_path: Path) -> Run:
+    return Run.open(tmp_path, key=config.key, study="single", config=config.plain)
+
+
+def test_only_finite_numbers_are_sent() -> None:
+    row = {"kind": "train", "iteration": 3, "a": 1.5, "b": math.nan, "c": math.inf, "d": None, "e": 2, "f": [1]}
+    assert finite(row) == {"a": 1.5, "e": 2}
+
+
+def test_tags_are_short(config: Config) -> None:
+    assert tags("s" * 100, config) == ["s" * 64, "SelfCorrector", "full"]
+
+
+def test_the_table_shows_before_and_after_escaped(run: Run) -> None:
+    record = {"iteration": 1, "original": "<think>a</think>", "correction": "<script>b</script>", "perplexity": 2.0}
+    run.append_interventions([{**record, "iteration": number} for number in range(1, 122)])
+    run.append_intervention({"iteration": 122, "original": "no fault", "correction": None})
+    table = intervention_table(run.interventions.path)
+    assert [row[0] for row in table] == list(range(1, 122, 3))
+    first = dict(zip(TABLE_COLUMNS, table[0], strict=True))
+    assert first["before"] == "&lt;think&gt;a&lt;/think&gt;"
+    assert first["after"] == "&lt;script&gt;b&lt;/script&gt;"
+    assert first["perplexity"] == 2.0
+
+
+def test_csv_has_a_row_for_each_row(config: Config, run: Run) -> None:
+    run.append_metrics({"kind": "eval", "iteration": 0, "pass@1": 0.5, "tasks": [{"task_id": "a"}]})
+    run.append_metrics({"kind": "train", "iteration": 1, "reward/mean": math.nan})
+    CsvLogger(config, run).finish("done", run)
+    with open(run.directory / "metrics.csv", newline="") as file:
+        assert list(csv.DictReader(file)) == [
+            {"kind": "eval", "iteration": "0", "pass@1": "0.5", "reward/mean": ""},
+            {"kind": "train", "iteration": "1", "pass@1": "", "reward/mean": ""},
+        ]
+
+
+def test_online_without_a_login_asks_nobody(
+    config: Config, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    with pytest.raises(SettingsError, match=r"logger\.mode='online': there is no W&B login"):
+        WandbLogger(config, run, mode="online")
+    with pytest.raises(SettingsError, match=r"logger\.mode='shout': must be offline, online or disabled"):
+        WandbLogger(config, run, mode="shout")
