@@ -151,7 +151,8 @@ def run(settings: WarmstartSettings) -> None:
         losses = {name: job.result() for name, job in jobs.items()}
     seconds = time.monotonic() - started
     for name, folder in folders.items():
-        made = {"settings": asdict(settings), "loss": losses[name]}
+        recipe = {key: value for key, value in asdict(settings).items() if key not in ("out", "overwrite", "models")}
+        made = {"settings": recipe, "loss": losses[name]}
         (folder / "warmstart.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
         console.print(f"{folder}: loss {losses[name]:.4f}")
     console.print(
