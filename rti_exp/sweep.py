@@ -182,7 +182,7 @@ class Sweep:
                 self._run(waiting, display)
             except KeyboardInterrupt:
                 self._interrupt()
-                display.update(last=True)
+                display.interrupted()
                 raise
         display.summary()
         return int(any(job.state != "done" for job in self.jobs))

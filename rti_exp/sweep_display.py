@@ -23,7 +23,7 @@ from rti_exp.runs import load_runs
 if TYPE_CHECKING:
     from rti_exp.sweep import Job, Sweep
 
-SECONDS_PER_ITERATION = 2.0
+SECONDS_PER_ITERATION = 1.0
 """Of one RL iteration of the default config on one core, for the estimate before anything has run."""
 LINE_SECONDS = 10.0
 
@@ -130,7 +130,7 @@ class Display:
         if self._progress is not None:
             self._progress.stop()
 
-    def update(self, *, last: bool = False) -> None:
+    def update(self) -> None:
         """Called every fraction of a second."""
         running = [job for job in self.sweep.jobs if job.state == "running"]
         if self._progress is not None:
@@ -138,7 +138,7 @@ class Display:
                 if job.directory not in self._bars:
                     self._bars[job.directory] = self._progress.add_task(escape(label(job)), total=job.iterations)
                 self._progress.update(self._bars[job.directory], completed=job.iterations_done)
-        elif running and not last and time.monotonic() - self._last_line >= LINE_SECONDS:
+        elif running and time.monotonic() - self._last_line >= LINE_SECONDS:
             self._last_line = time.monotonic()
             parts = ", ".join(f"{label(job)} {job.iterations_done}/{job.iterations}" for job in running)
             self.console.print(f"{self._clock()} {parts}", markup=False, highlight=False)
@@ -152,6 +152,12 @@ class Display:
         self.console.print(text, markup=False, highlight=False)
         if job.error:
             self.console.print(f"    {job.error}\n    {job.directory / 'job.log'}", markup=False, highlight=False)
+
+    def interrupted(self) -> None:
+        """Called when the children of an interrupted sweep have ended."""
+        for job in self.sweep.jobs:
+            self.console.print(f"{job.state}: {label(job)}", markup=False, highlight=False)
+        self.console.print("the same command goes on from the last checkpoints", markup=False, highlight=False)
 
     def _clock(self) -> str:
         return f"[{duration(time.monotonic() - self._started)}]"

@@ -153,7 +153,7 @@ def test_the_plan_is_announced(plan: Callable[..., Sweep]) -> None:
     assert isinstance(console.file, StringIO)
     text = console.file.getvalue()
     assert "gate.delta+seed: 4 jobs, 2 at once" in text
-    assert "4 to run, about 12 s (a guess)" in text
+    assert "4 to run, about 6 s (a guess)" in text
     lines = [line for line in text.splitlines() if "2 new" in line]
     assert len(lines) == 2
     assert "0, 1" in lines[0]
