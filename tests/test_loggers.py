@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import csv
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from omegaconf import DictConfig
 
 from rti_exp.config import Config, check
 from rti_exp.loggers import TABLE_COLUMNS, CsvLogger, WandbLogger, finite, intervention_table, tags
+from rti_exp.paths import PACKAGE
 from rti_exp.runs import Run
 from rti_exp.settings import SettingsError
 
@@ -58,13 +62,35 @@ def test_csv_has_a_row_for_each_row(config: Config, run: Run) -> None:
         ]
 
 
-def test_online_without_a_login_asks_nobody(
-    config: Config, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
-    with pytest.raises(SettingsError, match=r"logger\.mode='online': there is no W&B login"):
-        WandbLogger(config, run, mode="online")
+NO_LOGIN = """
+import sys
+from types import SimpleNamespace
+import wandb
+from rti_exp.loggers import WandbLogger
+from rti_exp.settings import SettingsError
+
+def never(**arguments):
+    raise AssertionError("W&B was started")
+
+wandb.init = never
+try:
+    WandbLogger(SimpleNamespace(), SimpleNamespace(), mode="online")
+except SettingsError as error:
+    print(error)
+"""
+
+
+def test_online_without_a_login_asks_nobody(tmp_path: Path) -> None:
+    # A process of its own: W&B remembers a key that it has seen.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "XDG_CONFIG_HOME": str(tmp_path)}
+    environment["PYTHONPATH"] = str(PACKAGE.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", NO_LOGIN], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "logger.mode='online': there is no W&B login" in done.stdout
+
+
+def test_another_mode_is_refused(config: Config, run: Run) -> None:
     with pytest.raises(SettingsError, match=r"logger\.mode='shout': must be offline, online or disabled"):
         WandbLogger(config, run, mode="shout")
