@@ -16,9 +16,9 @@ from rti_exp.settings import SettingsError
 
 def _default_right() -> dict[str, float]:
     return {
-        "nav_hard": 0.002,
-        "tel_hard": 0.003,
-        "pay_hard": 0.002,
+        "nav_hard": 0.0005,
+        "tel_hard": 0.0005,
+        "pay_hard": 0.0005,
         "ret": 0.08,
         "nav_easy": 0.4,
         "tel_easy": 0.4,

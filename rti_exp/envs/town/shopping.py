@@ -26,9 +26,10 @@ def _return(payload: Payload, state: State, value: str) -> str:
 
 
 def _return_item(payload: Payload, state: State, arguments: Mapping[str, str]) -> str:
-    if arguments["item"] not in [number for _, number in payload["items"]]:
+    numbers = {f"{name} {number}": number for name, number in payload["items"]}
+    if arguments["item"] not in numbers:
         raise ToolError("no such item")
-    return _return(payload, state, arguments["item"])
+    return _return(payload, state, numbers[arguments["item"]])
 
 
 def _return_order(payload: Payload, state: State, arguments: Mapping[str, str]) -> str:
@@ -47,7 +48,7 @@ SHOPPING_TOOLS = (
     ),
     Tool(
         name="return_item",
-        description="Sends one item back, given by its number.",
+        description="Sends one item back, given by its name and number.",
         parameters=("item",),
         run=_return_item,
     ),

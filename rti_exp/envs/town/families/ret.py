@@ -36,7 +36,7 @@ class Return(Family):
         return "return", f"return {payload['goal']}"
 
     def plan(self, payload: Payload) -> Plan:
-        shortcut = call("return_item", item=payload["goal"])
+        shortcut = call("return_item", item=f"{payload['item']} {payload['goal']}")
         return Plan(
             actions=(
                 call("get_order", customer=payload["customer"]),
@@ -52,5 +52,5 @@ class Return(Family):
                 then=(report_wrong(payload),),
             ),
             shortcut=shortcut,
-            guess_template=call("return_item", item="{number}"),
+            guess_template=call("return_item", item=f"{payload['item']} {{number}}"),
         )
