@@ -26,6 +26,8 @@ class Batch:
     behaviour_log_probs_BT: Tensor
     advantages_BT: Tensor
     weights_BT: Tensor
+    authors_BT: Tensor
+    """Who wrote each token, as `Author`'s numbers; padding is the environment's."""
     lengths_B: Tensor
     total_trained_tokens: int
     """Of the whole iteration, not of this batch: what a loss divides by."""
@@ -37,6 +39,7 @@ class Batch:
             behaviour_log_probs_BT=self.behaviour_log_probs_BT.to(device),
             advantages_BT=self.advantages_BT.to(device),
             weights_BT=self.weights_BT.to(device),
+            authors_BT=self.authors_BT.to(device),
             lengths_B=self.lengths_B.to(device),
             total_trained_tokens=self.total_trained_tokens,
         )
@@ -221,6 +224,7 @@ def _pad(samples: Sequence[Sample], total_trained_tokens: int, pad_id: int) -> B
         behaviour_log_probs_BT=stream([sample.behaviour_log_probs for sample in samples], 0.0, torch.float32),
         advantages_BT=advantages_B[:, None] * loss_mask_BT,
         weights_BT=stream([sample.weights for sample in samples], 1.0, torch.float32),
+        authors_BT=stream([sample.authors for sample in samples], Author.ENVIRONMENT, torch.uint8),
         lengths_B=torch.tensor(lengths),
         total_trained_tokens=total_trained_tokens,
     )

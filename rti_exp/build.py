@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.utils import instantiate
 
+from rti_exp.algorithm_settings import CORRECTED, LuffySettings, teacher_path
 from rti_exp.config import Config, Part, check_files
 from rti_exp.envs.base import Environment
 from rti_exp.group_settings import CorrectorSettings, role_settings, verifier_settings
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from rti_exp.loggers import RunLogger
     from rti_exp.rollout.collect import Collector
     from rti_exp.rollout.render import TokenRenderer
+    from rti_exp.rollout.teacher import TeacherRollouts
     from rti_exp.tasks import TaskDataModule
 
 
@@ -63,12 +65,26 @@ def check_parts(config: Config) -> None:
     Raises:
         SettingsError: naming the key, and what would be right.
     """
+    _check_algorithm(config)
     check_files(config)
     tasks = len(environment(config).tasks("train"))
     if config.run.tasks_per_iteration > tasks:
         raise SettingsError(
             f"tasks_per_iteration={config.run.tasks_per_iteration}: must be at most {tasks}, "
             "the number of training tasks"
+        )
+
+
+def _check_algorithm(config: Config) -> None:
+    target, options = config.algorithm.target, config.algorithm.options
+    corrects = config.corrector.target is not None
+    if CORRECTED.get(target or "", corrects) is not corrects:
+        wanted = "not none: accepted corrections are all that it learns from" if not corrects else "none"
+        raise SettingsError(f"corrector: with {target} it must be {wanted}")
+    if isinstance(options, LuffySettings) and options.n_prefix >= config.run.group_size:
+        raise SettingsError(
+            f"algorithm.n_prefix={options.n_prefix}: must be below group_size={config.run.group_size}, "
+            "so that the policy has a member of its own"
         )
 
 
@@ -130,16 +146,71 @@ def corrector(config: Config, policy: Player, device: torch.device) -> Corrector
     settings = role_settings(part.options)
     if part.options.path is None:
         return make(part, engine=policy.engine, renderer=policy.renderer, prompt=prompt, settings=settings)
-    teacher = player(config, part.options.path, key="corrector.path", device=device)
+    writer = player(config, part.options.path, key="corrector.path", device=device)
     return make(
         part,
-        engine=teacher.engine,
-        renderer=teacher.renderer,
+        engine=writer.engine,
+        renderer=writer.renderer,
         policy_renderer=policy.renderer,
-        same_tokenizer=policy.tokenizer.backend_tokenizer.to_str() == teacher.tokenizer.backend_tokenizer.to_str(),
+        same_tokenizer=same_tokenizer(policy, writer),
         prompt=prompt,
         settings=settings,
     )
+
+
+def teacher(config: Config, policy: Player, device: torch.device) -> Player | None:
+    """The model that the algorithm learns from; None if there is none.
+
+    Raises:
+        SettingsError: it has another tokenizer than the policy.
+    """
+    path = teacher_path(config.algorithm.options)
+    if path is None:
+        return None
+    made = player(config, path, key="algorithm.teacher", device=device)
+    if not same_tokenizer(policy, made):
+        raise SettingsError(f"algorithm.teacher={path!r}: must have the policy's tokenizer")
+    return made
+
+
+def teacher_rollouts(config: Config, rollouts: Collector, taught_by: Player | None) -> TeacherRollouts | None:
+    """None unless the algorithm's groups have members of a teacher."""
+    options = config.algorithm.options
+    if taught_by is None or not isinstance(options, LuffySettings):
+        return None
+    from rti_exp.rollout.collect import Collector
+    from rti_exp.rollout.teacher import TeacherRollouts
+    from rti_exp.types import Author
+
+    own = Collector(
+        environment=rollouts.environment,
+        engine=taught_by.engine,
+        renderer=rollouts.renderer,
+        settings=config.rollout,
+        seed=config.run.seed,
+        author=Author.TEACHER,
+    )
+    return TeacherRollouts(
+        teacher=own, policy=rollouts, members=options.n_prefix, prefix_fraction=options.prefix_fraction
+    )
+
+
+def same_tokenizer(first: Player, second: Player) -> bool:
+    return first.tokenizer.backend_tokenizer.to_str() == second.tokenizer.backend_tokenizer.to_str()
+
+
+def probe(config: Config, run: Run | None, world: Environment, policy: Player) -> Callback | None:
+    """None for `probe=none`.
+
+    Raises:
+        SettingsError: the probe's cases are another environment's.
+    """
+    if config.probe.target is None:
+        return None
+    from rti_exp.fixed_probe import ProbeCallback
+
+    source = make(config.probe, settings=config.probe.options)
+    return ProbeCallback(run=run, cases=source.cases(world, policy.renderer), every=config.probe.options.every)
 
 
 def interventions(
@@ -205,12 +276,14 @@ def experiment(config: Config, run: Run | None, *, directory: Path) -> Experimen
         evaluation=config.evaluation,
         decode=policy.renderer.text,
         recorder_every=config.recorder.every,
+        probe=probe(config, run, world, policy),
     )
     rollouts = collector(config, world, policy)
     trained = trainer(config, callbacks)
     steps_in = interventions(config, world, policy, rollouts, trained.strategy.root_device)
     writer = None if steps_in is None else steps_in.corrector
-    engines = [policy.engine] if writer is None else [policy.engine, writer.engine]
+    taught_by = teacher(config, policy, trained.strategy.root_device)
+    engines = [policy.engine, *(one.engine for one in (writer, taught_by) if one is not None)]
     trained.callbacks.append(_forgetting(engines))  # pyright: ignore[reportAttributeAccessIssue]
     module = RTIModule(
         model=policy.model,
@@ -221,6 +294,10 @@ def experiment(config: Config, run: Run | None, *, directory: Path) -> Experimen
         settings=config.algorithm.options,
         run=config.run,
         success_threshold=config.intervention.success_threshold,
+        teacher=teacher_rollouts(config, rollouts, taught_by),
+        teacher_engine=None if taught_by is None else taught_by.engine,
+        reference=None if taught_by is None else taught_by.model.requires_grad_(False),
+        token_budget=config.budget.tokens,
     )
     return Experiment(module=module, data=data, trainer=trained, heldout=heldout)
 

@@ -47,12 +47,15 @@ def training_callbacks(
     decode: Decode,
     recorder_every: int,
     checkpoint_every: int = 1,
+    probe: Callback | None = None,
 ) -> list[Callback]:
     """All callbacks of a run in their order. `run` is None on ranks other than 0, which write nothing."""
     return [
         RecorderCallback(run=run, decode=decode, every=recorder_every),
         EvaluationCallback(run=run, tasks=heldout, settings=evaluation),
+        *([] if probe is None else [probe]),
         IterationCheckpoint(run=run, run_key=run_key, checkpoints=checkpoints, every=checkpoint_every),
+        BudgetCallback(),
     ]
 
 
@@ -75,7 +78,7 @@ class RecorderCallback(Callback):
     ) -> None:
         if self.run is None:
             return
-        module = _learner(pl_module)
+        module = learner(pl_module)
         iteration, groups = module.iteration, module.last_groups
         records = [record for group in groups for record in intervention_records(iteration, group, self.decode)]
         if records:
@@ -106,15 +109,15 @@ class EvaluationCallback(Callback):
         self.tasks = interleaved_families(tasks)[: settings.tasks]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        module = _learner(pl_module)
+        module = learner(pl_module)
         if module.iteration == 0:
             self._evaluate(trainer, module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        module, every = _learner(pl_module), self.settings.every
-        if module.iteration == module.run.max_iterations or (every and module.iteration % every == 0):
+        module, every = learner(pl_module), self.settings.every
+        if module.finished or (every and module.iteration % every == 0):
             self._evaluate(trainer, module)
 
     def _evaluate(self, trainer: Trainer, module: RTIModule) -> None:
@@ -193,7 +196,7 @@ class IterationCheckpoint(Callback):
         self._saved = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        module = _learner(pl_module)
+        module = learner(pl_module)
         state = latest_valid_checkpoint(self.checkpoints, self.run_key)
         if state is not None:
             module.restore_training_state(state)
@@ -207,16 +210,16 @@ class IterationCheckpoint(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        module = _learner(pl_module)
+        module = learner(pl_module)
         self._recorded = module.iteration
         if module.iteration % self.every == 0:
             self._save(module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._save(_learner(pl_module))
+        self._save(learner(pl_module))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        module = _learner(pl_module)
+        module = learner(pl_module)
         if not module.updating and module.iteration == self._recorded:
             self._save(module)
 
@@ -226,7 +229,24 @@ class IterationCheckpoint(Callback):
             self._saved = module.iteration
 
 
-def _learner(module: LightningModule) -> RTIModule:
+class BudgetCallback(Callback):
+    """Ends training once the module is finished: after the iteration that spends its budget, and right at the
+    start of a resumed run that had spent it."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.should_stop = learner(pl_module).finished
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        trainer.should_stop = learner(pl_module).finished
+
+
+def learner(module: LightningModule) -> RTIModule:
+    """
+    Raises:
+        TypeError: another module than ours.
+    """
     if not isinstance(module, RTIModule):
         raise TypeError(f"this callback works with RTIModule, not with {type(module).__name__}")
     return module

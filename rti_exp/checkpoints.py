@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 2
 _NAME = re.compile(r"iteration-(\d+)\.pt")
 

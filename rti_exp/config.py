@@ -17,10 +17,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rti_exp.algorithm_settings import ALGORITHM_SETTINGS, teacher_path
 from rti_exp.group_settings import (
+    BudgetSettings,
     CorrectorSettings,
     LocalEngineSettings,
     PolicySettings,
+    ProbeSettings,
     PromptSettings,
     RecorderSettings,
     TopSettings,
@@ -31,7 +34,6 @@ from rti_exp.paths import policy_folder
 from rti_exp.runs import run_key
 from rti_exp.settings import (
     CHECK_NAMES,
-    AlgorithmSettings,
     EvaluationSettings,
     GateSettings,
     InterventionSettings,
@@ -71,6 +73,7 @@ class Config:
     intervention: InterventionSettings
     prompts: PromptSettings
     recorder: RecorderSettings
+    budget: BudgetSettings
     trainer: TrainerSettings
     policy: PolicySettings
     engine: Part
@@ -78,6 +81,7 @@ class Config:
     validator: Part
     corrector: Part
     verifier: Part
+    probe: Part
     logger: Part
     plain: dict[str, Any]
     key: str
@@ -94,20 +98,23 @@ GROUPS: dict[str, tuple[str, type]] = {
     "intervention": ("intervention", InterventionSettings),
     "prompts": ("prompts", PromptSettings),
     "recorder": ("recorder", RecorderSettings),
+    "budget": ("budget", BudgetSettings),
     "trainer": ("trainer", TrainerSettings),
     "policy": ("policy", PolicySettings),
 }
 """Config node -> field of `Config`, settings class."""
-PARTS: dict[str, type | None] = {
-    "algorithm": AlgorithmSettings,
+PARTS: dict[str, type | Mapping[str, type] | None] = {
+    "algorithm": ALGORITHM_SETTINGS,
     "engine": LocalEngineSettings,
     "env": None,
     "validator": RoleSettings,
     "corrector": CorrectorSettings,
     "verifier": VerifierNode,
+    "probe": ProbeSettings,
     "logger": None,
 }
-"""Nodes with a `_target_`; None: the options are checked against the signature of a torch-free target."""
+"""Nodes with a `_target_` -> settings class, or one for each target; None: the options are checked against the
+signature of a torch-free target."""
 
 
 def check(cfg: DictConfig) -> Config:
@@ -140,13 +147,15 @@ def check(cfg: DictConfig) -> Config:
     return Config(run=run, top=top, plain=plain, key=key, **made, **parts)
 
 
-def _part(key: str, node: Mapping[str, Any], cls: type | None) -> Part:
+def _part(key: str, node: Mapping[str, Any], cls: type | Mapping[str, type] | None) -> Part:
     target = node.get("_target_")
     options = {name: value for name, value in node.items() if name != "_target_"}
     if target is not None and not isinstance(target, str):
         raise SettingsError(f"{key}._target_={target!r}: must be the full name of a class")
     if target is None:
         return Part(target=None, options=options)
+    if isinstance(cls, Mapping):
+        cls = cls.get(target)
     if cls is None or not target.startswith("rti_exp."):
         cls = signature_class(key, target)
     return Part(target=target, options=options if cls is None else typed(cls, options, key))
@@ -161,6 +170,9 @@ def check_files(config: Config) -> None:
     policy_folder(config.policy.path)
     if isinstance(config.corrector.options, CorrectorSettings) and config.corrector.options.path is not None:
         policy_folder(config.corrector.options.path, "corrector.path")
+    teacher = teacher_path(config.algorithm.options)
+    if teacher is not None:
+        policy_folder(teacher, "algorithm.teacher")
 
 
 def _only(nodes: Mapping[str, Any], cls: type) -> dict[str, Any]:

@@ -16,6 +16,10 @@ def world_size() -> int:
     return torch.distributed.get_world_size() if _several() else 1
 
 
+def rank() -> int:
+    return torch.distributed.get_rank() if _several() else 0
+
+
 def _several() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 

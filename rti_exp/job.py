@@ -148,6 +148,7 @@ def _printer(config: Config) -> Any:
                 f"{name} {value:.3f}" for name, value in row.items() if name.startswith("pass@") and value
             )
             print(f"evaluation {iteration}: {scores or 'no success'}", flush=True)
+        if row["kind"] != "train":
             return
         print(
             f"iteration {iteration}: reward {_number(row.get('reward/mean'))}, "

@@ -6,10 +6,11 @@ rollout -> interventions -> advantages -> samples -> mini-batches -> micro-batch
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule
@@ -21,39 +22,16 @@ from rti_exp.batch import Batch, micro_batches, mini_batches, to_samples, traine
 from rti_exp.distributed import gather_from_ranks, max_over_ranks, sum_over_ranks, world_size
 from rti_exp.engines.base import Engine
 from rti_exp.forward import TrainedPositions
+from rti_exp.gathering import Gathered, Gatherer, Intervening, Rollouts, Teaching, has_signal
 from rti_exp.metrics import IterationReport, Stopwatch, UpdateStats, iteration_metrics, mean, merged
-from rti_exp.objective.grpo import GRPO, LossStats
-from rti_exp.settings import AlgorithmSettings, RunSettings
+from rti_exp.objective.algorithm import Algorithm, LossStats
+from rti_exp.settings import RunSettings, UpdateSettings
 from rti_exp.tasks import IterationTasks
-from rti_exp.types import Group, Sample, Task
+from rti_exp.types import Group, Sample
 
 
 class DivergedError(RuntimeError):
     """A loss or gradient is not finite; the weights are still those from before that optimizer step."""
-
-
-class Rollouts(Protocol):
-    """Rolls out groups; `rti_exp.rollout.collect.Collector`."""
-
-    def collect(
-        self,
-        tasks: Sequence[Task],
-        group_size: int,
-        iteration: int,
-        *,
-        purpose: str = "rollout",
-        temperature: float | None = None,
-    ) -> list[Group]: ...
-
-
-class Intervening(Protocol):
-    """`rti_exp.intervention.pipeline.Interventions`; `seconds` and `role_tokens` are of the last call."""
-
-    @property
-    def seconds(self) -> Mapping[str, float]: ...
-    @property
-    def role_tokens(self) -> Mapping[str, int]: ...
-    def __call__(self, groups: Sequence[Group], iteration: int) -> list[Group]: ...
 
 
 class RTIModule(LightningModule):
@@ -73,12 +51,19 @@ class RTIModule(LightningModule):
     Args:
         model: The policy; the engine generates with this very object.
         engine: Its weights' version is stamped by `sync` after each iteration.
+        collector: The policy's; evaluation uses it too.
         interventions: None leaves all groups as they were sampled (plain GRPO).
         success_threshold: A trajectory succeeded iff its reward is at least this.
+        teacher: Adds members to each group (LUFFY).
+        teacher_engine: What the teacher's tokens are counted by.
+        reference: What the algorithm is given the log-probs of, if it needs a reference (OPD's teacher); None is
+            a frozen copy of the model as it comes.
+        token_budget: Training is finished once so many tokens are spent.
 
     Attributes:
         iteration: RL iterations done.
         policy_version: Iterations that changed the weights.
+        tokens_spent: Tokens generated and scored so far, by all ranks, roles and teachers included.
         last_groups: Groups of the last iteration, of all ranks, merged after the interventions.
         last_metrics: Its flat metrics (`rti_exp.metrics.iteration_metrics`).
         updating: True while weights and counters are out of step; a checkpoint would be no iteration's.
@@ -91,10 +76,14 @@ class RTIModule(LightningModule):
         engine: Engine,
         collector: Rollouts,
         interventions: Intervening | None,
-        algorithm: GRPO,
-        settings: AlgorithmSettings,
+        algorithm: Algorithm,
+        settings: UpdateSettings,
         run: RunSettings,
         success_threshold: float = 1.0,
+        teacher: Teaching | None = None,
+        teacher_engine: Engine | None = None,
+        reference: PreTrainedModel | None = None,
+        token_budget: float = math.inf,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -106,14 +95,23 @@ class RTIModule(LightningModule):
         self.settings = settings
         self.run = run
         self.success_threshold = success_threshold
-        self.reference = _frozen_copy(model) if algorithm.needs_reference else None
+        self.teacher = teacher
+        self.teacher_engine = teacher_engine
+        self.token_budget = token_budget
+        self.reference = (reference or _frozen_copy(model)) if algorithm.needs_reference else None
         self._policy_forward = TrainedPositions(model)
         self._reference_forward = TrainedPositions(self.reference) if self.reference is not None else None
         self.iteration = 0
         self.policy_version = 0
+        self.tokens_spent = 0
         self.updating = False
         self.last_groups: list[Group] = []
         self.last_metrics: dict[str, float | None] = {}
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last iteration is done: the run's iterations are, or its budget is spent."""
+        return self.iteration >= self.run.max_iterations or self.tokens_spent >= self.token_budget
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
@@ -136,9 +134,8 @@ class RTIModule(LightningModule):
             raise RuntimeError(f"tasks of iteration {tasks.iteration} came where those of {iteration} were due")
         with stopwatch.time("iteration"):
             self.eval()
-            groups, tokens = self._rollout(tasks.tasks, iteration, stopwatch)
-            advantages = [self.algorithm.advantages(group) for group in groups]
-            samples = self._samples(groups, advantages)
+            gathered = self._gather(tasks, iteration, stopwatch)
+            samples = self._samples(gathered)
             with stopwatch.time("update"):
                 self.updating = True
                 update = self._update(samples, iteration)
@@ -146,43 +143,54 @@ class RTIModule(LightningModule):
                 self.engine.sync(self.policy_version)
                 self.iteration = iteration
                 self.updating = False
-        report = IterationReport(groups=groups, advantages=advantages, tokens=tokens, seconds=stopwatch.seconds)
-        report = merged(gather_from_ranks(report))
+        report = self._report(gathered, update, stopwatch)
+        self.tokens_spent += sum(report.tokens.values())
         self.last_groups = list(report.groups)
         self.last_metrics = iteration_metrics(report, update, success_threshold=self.success_threshold)
         logged = {name: float(value) for name, value in self.last_metrics.items() if value is not None}
         self.log_dict({**logged, "step": float(iteration)}, on_step=True, on_epoch=False, batch_size=len(tasks))
 
     @torch.no_grad()
-    def _rollout(
-        self, tasks: Sequence[Task], iteration: int, stopwatch: Stopwatch
-    ) -> tuple[list[Group], dict[str, int]]:
-        """Groups after the interventions, and the tokens that they took; adds to the stopwatch."""
-        generated, scored = self.engine.generated_tokens, self.engine.scored_tokens
-        with stopwatch.time("rollout"):
-            groups = self.collector.collect(tasks, self.run.group_size, iteration)
-        tokens = {
-            "generated": self.engine.generated_tokens - generated,
-            "scored": self.engine.scored_tokens - scored,
-        }
-        if self.interventions is None:
-            return groups, tokens
-        groups = self.interventions(groups, iteration)
-        for phase, seconds in self.interventions.seconds.items():
-            phase = "rollout" if phase == "continue" else phase
-            stopwatch.seconds[phase] = stopwatch.seconds.get(phase, 0.0) + seconds
-        spent = self.interventions.role_tokens
-        tokens["generated"] += spent["continued"]
-        return groups, {**tokens, "role_generated": spent["generated"], "role_scored": spent["scored"]}
+    def _gather(self, tasks: IterationTasks, iteration: int, stopwatch: Stopwatch) -> Gathered:
+        gather = Gatherer(
+            collector=self.collector,
+            interventions=self.interventions,
+            teacher=self.teacher,
+            engines=[self.engine] if self.teacher_engine is None else [self.engine, self.teacher_engine],
+            algorithm=self.algorithm,
+            group_size=self.run.group_size,
+            refills=self.settings.dynamic_sampling,
+            device=self.device,
+            stopwatch=stopwatch,
+        )
+        return gather(tasks, iteration)
 
-    def _samples(self, groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> list[Sample]:
+    def _samples(self, gathered: Gathered) -> list[Sample]:
         # Without a KL term, skipping advantage 0 is exact: its loss and gradient are 0.
-        keep_zero = self.algorithm.needs_reference
+        keep_zero = self.algorithm.trains_without_advantage
+        # Under dynamic sampling a group without signal is dropped, the KL term included.
+        drop = self.settings.dynamic_sampling > 0
         return [
             sample
-            for group, values in zip(groups, advantages, strict=True)
+            for group, values in zip(gathered.groups, gathered.advantages, strict=True)
+            if has_signal(values) or not drop
             for sample in to_samples(group, values, self.settings.scope, keep_zero_advantage=keep_zero)
         ]
+
+    def _report(self, gathered: Gathered, update: UpdateStats, stopwatch: Stopwatch) -> IterationReport:
+        """The iteration as all ranks saw it. A reference has scored each trained token once."""
+        own = IterationReport(
+            groups=gathered.groups,
+            advantages=gathered.advantages,
+            tokens=gathered.tokens,
+            seconds=stopwatch.seconds,
+            refills=gathered.refills,
+        )
+        report = merged(gather_from_ranks(own))
+        if not self.algorithm.needs_reference:
+            return report
+        scored = report.tokens.get("scored", 0) + update.trained_tokens
+        return dataclasses.replace(report, tokens={**report.tokens, "scored": scored})
 
     def _update(self, samples: Sequence[Sample], iteration: int) -> UpdateStats:
         """One optimizer step for each mini-batch that has samples on any rank; none without signal."""
@@ -263,6 +271,7 @@ class RTIModule(LightningModule):
         return {
             "iteration": self.iteration,
             "policy_version": self.policy_version,
+            "tokens_spent": self.tokens_spent,
             "model": self.model.state_dict(),
             "optimizer": optimizer.state_dict(),
         }
@@ -274,6 +283,7 @@ class RTIModule(LightningModule):
         optimizer.load_state_dict(state["optimizer"])
         self.iteration = state["iteration"]
         self.policy_version = state["policy_version"]
+        self.tokens_spent = state["tokens_spent"]
         self.engine.sync(self.policy_version)
 
 

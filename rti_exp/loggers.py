@@ -84,7 +84,7 @@ class WandbLogger:
         run.update(wandb_id=run.key)
 
     def log(self, row: Mapping[str, Any]) -> None:
-        prefix = "eval/" if row["kind"] == "eval" else ""
+        prefix = "" if row["kind"] == "train" else f"{row['kind']}/"
         self._wandb.log(
             {**{prefix + name: value for name, value in finite(row).items()}, "iteration": row["iteration"]}
         )

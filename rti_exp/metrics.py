@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from rti_exp.distributed import interleave
 from rti_exp.objective.passk import pass_at_k
-from rti_exp.types import Group, Intervention, Outcome, Status, Trajectory
+from rti_exp.types import Author, Group, Intervention, Outcome, Status, Trajectory
 
 
 def is_timing(name: str) -> bool:
@@ -59,9 +59,10 @@ class UpdateStats:
 class IterationReport:
     """One iteration as one rank saw it; `merged` with the other ranks' it is the whole iteration.
 
-    `tokens` has generated (rollouts and continuations), scored (log-probs asked for outside of interventions),
-    role_generated and role_scored (what validator, corrector, verifier, gate and pi_cal took, whoever plays
-    them); none is counted twice. `seconds` has rollout (continuations included), roles, score, update, iteration.
+    `tokens` has generated (rollouts, a teacher's too, and continuations), scored (log-probs asked for outside of
+    interventions: of a reference or a teacher), role_generated and role_scored (what validator, corrector,
+    verifier, gate and pi_cal took, whoever plays them); none is counted twice. `seconds` has rollout
+    (continuations included), roles, score, update, iteration.
     """
 
     groups: Sequence[Group]
@@ -69,6 +70,8 @@ class IterationReport:
     """Of each group's `trajectories`."""
     tokens: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    refills: int = 0
+    """Groups that were rolled out in place of others without signal; they are among `groups`, as are those."""
 
 
 def merged(reports: Sequence[IterationReport]) -> IterationReport:
@@ -84,6 +87,7 @@ def merged(reports: Sequence[IterationReport]) -> IterationReport:
             phase: max(report.seconds.get(phase, 0.0) for report in reports)
             for phase in sorted({phase for report in reports for phase in report.seconds})
         },
+        refills=sum(report.refills for report in reports),
     )
 
 
@@ -117,17 +121,24 @@ def iteration_metrics(
 
 
 def _reward_metrics(report: IterationReport, success_threshold: float) -> dict[str, float | None]:
-    """Of the trajectories as sampled, before any intervention, but for `groups/signal`."""
+    """Of the trajectories as sampled, before any intervention, but for `groups/signal`.
+
+    Rewards and pass@k leave out what a teacher rolled out, which has a reward of its own.
+    """
     groups = report.groups
     sampled = [trajectory for group in groups for trajectory in group.sampled]
     valid = [trajectory for trajectory in sampled if trajectory.valid]
-    counts = [count for count in (success_count(group.sampled, success_threshold) for group in groups) if count[0]]
+    taught = [trajectory for trajectory in valid if trajectory.has_turn_by(Author.TEACHER)]
+    own = [[one for one in group.sampled if not one.has_turn_by(Author.TEACHER)] for group in groups]
+    counts = [count for count in (success_count(members, success_threshold) for members in own) if count[0]]
     return {
-        "reward/mean": mean([trajectory.reward for trajectory in valid]),
+        "reward/mean": mean([one.reward for members in own for one in members if one.valid]),
+        "reward/teacher_mean": mean([trajectory.reward for trajectory in taught]),
         "pass@1/before": mean([pass_at_k(samples, successes, 1) for samples, successes in counts]),
         "pass@G/before": mean([float(successes > 0) for _, successes in counts]),
         "groups/all_failed": mean([float(group.all_failed(success_threshold)) for group in groups]),
         "groups/signal": mean([float(any(value != 0 for value in values)) for values in report.advantages]),
+        "groups/refills": report.refills,
         "trajectories/valid": len(valid),
         "trajectories/truncated": sum(trajectory.status is Status.TRUNCATED for trajectory in sampled),
         "trajectories/infrastructure_failure": len(sampled) - len(valid),

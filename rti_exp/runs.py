@@ -273,6 +273,7 @@ class Run:
     def _count(self, row: Mapping[str, Any]) -> None:
         if row.get("kind") == "eval":
             self._evaluated.add(int(row["iteration"]))
+        if row.get("kind") != "train":
             return
         self.iterations_done = max(self.iterations_done, int(row["iteration"]))
         for name, columns in COMPUTE.items():
@@ -283,7 +284,7 @@ class Run:
         return iteration in self._evaluated
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Append a row ({"kind": "train" | "eval", "iteration": ...}), and bring the status up to it."""
+        """Append a row ({"kind": "train" | "eval" | "probe", "iteration": ...}), and bring the status up to it."""
         self.metrics.append([row])
         self._count(row)
         self.update(iterations_done=self.iterations_done, compute=self.compute)

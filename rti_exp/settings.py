@@ -42,7 +42,7 @@ class Scope(enum.StrEnum):
 class Merge(enum.StrEnum):
     """Whether a successful continuation replaces the trajectory it came from, or joins the group."""
 
-    replace = "replace"
+    replace = "replace"  # pyright: ignore[reportAssignmentType]  (hides str.replace)
     append = "append"
 
 
@@ -77,39 +77,59 @@ class RolloutSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlgorithmSettings:
-    """GRPO and its usual variants (Dr. GRPO, RLOO, clip-higher) as settings."""
+class UpdateSettings:
+    """What every algorithm has: which tokens are trained, in how many steps, by which optimizer."""
 
     scope: Scope = Scope.all
     updates: int = 2
     """Optimizer steps an iteration: the samples are split into so many mini-batches."""
+    dynamic_sampling: int = 0
+    """Rounds of fresh tasks in place of groups without signal, at most; 0 keeps those groups."""
+    learning_rate: float = 3e-4
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    weight_decay: float = 0.0
+    gradient_clip: float = 1.0
+    micro_batch_tokens: int = 4096
+    """Padded tokens of one forward and backward; memory only, never the result."""
+
+    def __post_init__(self) -> None:
+        _check(self.updates >= 1, "algorithm.updates", self.updates, "an integer >= 1")
+        _check(self.dynamic_sampling >= 0, "algorithm.dynamic_sampling", self.dynamic_sampling, "an integer >= 0")
+        _check_finite("algorithm.learning_rate", self.learning_rate, least=0.0, wanted="a finite number >= 0")
+        _check(0 <= self.adam_beta1 < 1, "algorithm.adam_beta1", self.adam_beta1, "in [0, 1)")
+        _check(0 <= self.adam_beta2 < 1, "algorithm.adam_beta2", self.adam_beta2, "in [0, 1)")
+        _check_finite("algorithm.weight_decay", self.weight_decay, least=0.0, wanted="a finite number >= 0")
+        _check(self.gradient_clip > 0, "algorithm.gradient_clip", self.gradient_clip, "a number > 0, or inf")
+        _check(self.micro_batch_tokens >= 1, "algorithm.micro_batch_tokens", self.micro_batch_tokens, "an integer >= 1")
+
+
+def check_clip(clip_low: float, clip_high: float) -> None:
+    """
+    Raises:
+        SettingsError: a clip range without sense.
+    """
+    _check(0 <= clip_low <= 1, "algorithm.clip_low", clip_low, "in [0, 1] (1 is no lower clip)")
+    _check(clip_high >= 0, "algorithm.clip_high", clip_high, "a number >= 0, or inf (no upper clip)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmSettings(UpdateSettings):
+    """GRPO and its usual variants (Dr. GRPO, RLOO, clip-higher) as settings."""
+
     normalize_std: bool = True
     baseline: Baseline = Baseline.mean
     clip_low: float = 0.2
     clip_high: float = 0.28
     beta: float = 0.0
     """Coefficient of the KL to a frozen reference; 0 keeps no reference."""
-    learning_rate: float = 2e-4
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.95
-    weight_decay: float = 0.0
-    gradient_clip: float = 1.0
     advantage_eps: float = 1e-6
-    micro_batch_tokens: int = 4096
-    """Padded tokens of one forward and backward; memory only, never the result."""
 
     def __post_init__(self) -> None:
-        _check(self.updates >= 1, "algorithm.updates", self.updates, "an integer >= 1")
-        _check(0 <= self.clip_low < 1, "algorithm.clip_low", self.clip_low, "in [0, 1)")
-        _check_finite("algorithm.clip_high", self.clip_high, least=0.0, wanted="a finite number >= 0")
+        UpdateSettings.__post_init__(self)  # no super(): a dataclass with slots is another class than its body's
+        check_clip(self.clip_low, self.clip_high)
         _check_finite("algorithm.beta", self.beta, least=0.0, wanted="a finite number >= 0")
-        _check_finite("algorithm.learning_rate", self.learning_rate, least=0.0, wanted="a finite number >= 0")
-        _check(0 <= self.adam_beta1 < 1, "algorithm.adam_beta1", self.adam_beta1, "in [0, 1)")
-        _check(0 <= self.adam_beta2 < 1, "algorithm.adam_beta2", self.adam_beta2, "in [0, 1)")
-        _check_finite("algorithm.weight_decay", self.weight_decay, least=0.0, wanted="a finite number >= 0")
-        _check(self.gradient_clip > 0, "algorithm.gradient_clip", self.gradient_clip, "a number > 0, or inf")
         _check_finite("algorithm.advantage_eps", self.advantage_eps, least=0.0, wanted="a finite number >= 0")
-        _check(self.micro_batch_tokens >= 1, "algorithm.micro_batch_tokens", self.micro_batch_tokens, "an integer >= 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +151,7 @@ class GateSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReweightSettings:
-    eps_cal: float = 0.5
+    eps_cal: float = 0.2
     """rho is clipped to [1 - eps_cal, 1 + eps_cal]; 0 is off."""
     scorer: Scorer = Scorer.policy
 
@@ -218,7 +238,7 @@ class VerifierSettings:
 class EvaluationSettings:
     every: int = 10
     """Evaluate after every so many iterations, and before the first and after the last; 0: only those two."""
-    tasks: int = 84
+    tasks: int = 96
     samples: int = 8
     temperature: float = 1.0
 
@@ -234,7 +254,7 @@ class RunSettings:
     """The numbers of a run that belong to no group."""
 
     seed: int = 0
-    max_iterations: int = 40
+    max_iterations: int = 60
     tasks_per_iteration: int = 12
     group_size: int = 8
 

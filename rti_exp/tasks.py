@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from pytorch_lightning import LightningDataModule
 
@@ -39,6 +40,15 @@ class TaskStream:
         first = (iteration - 1) * self._per_iteration
         return [self._at(position) for position in range(first, first + self._per_iteration)]
 
+    def fresh(self, iteration: int) -> list[Task]:
+        """All tasks that the iteration does not begin with, in the order in which they replace groups without signal.
+
+        A function of (seed, iteration, task id) alone, whatever was replaced before.
+        """
+        begun = {task.id for task in self.iteration(iteration)}
+        others = [task for task in self._tasks if task.id not in begun]
+        return sorted(others, key=lambda task: derive_seed(self._seed, "refill", iteration, task.id))
+
     def _at(self, position: int) -> Task:
         epoch, place = divmod(position, len(self._tasks))
         while len(self._epochs) <= epoch:
@@ -59,16 +69,17 @@ class TaskStream:
 
 
 class IterationTasks:
-    """This rank's tasks of one iteration.
+    """This rank's tasks of one iteration; `fresh()` gives, to each rank alike, those that may replace some of them.
 
     Neither a list nor a dataclass: Lightning's precision plugins walk those, and stumble over frozen tasks.
     """
 
-    __slots__ = ("iteration", "tasks")
+    __slots__ = ("fresh", "iteration", "tasks")
 
-    def __init__(self, iteration: int, tasks: Sequence[Task]) -> None:
+    def __init__(self, iteration: int, tasks: Sequence[Task], fresh: Callable[[], Sequence[Task]] = tuple) -> None:
         self.iteration = iteration
         self.tasks = tuple(tasks)
+        self.fresh = fresh
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self.tasks)
@@ -95,7 +106,8 @@ class TaskLoader:
 
     def __iter__(self) -> Iterator[IterationTasks]:
         for iteration in range(self.done + 1, self.last + 1):
-            yield IterationTasks(iteration, self.stream.iteration(iteration)[self.rank :: self.world_size])
+            own = self.stream.iteration(iteration)[self.rank :: self.world_size]
+            yield IterationTasks(iteration, own, partial(self.stream.fresh, iteration))
 
 
 class TaskDataModule(LightningDataModule):

@@ -35,6 +35,8 @@ class Author(enum.IntEnum):
     """Prompt, tool result, user, chat template: never trained."""
     POLICY = 1
     CORRECTOR = 2
+    TEACHER = 3
+    """A teacher that rolled out in the policy's place (LUFFY)."""
 
 
 class Status(enum.StrEnum):
@@ -117,7 +119,7 @@ class Turn:
     context_ids: tuple[int, ...]
     action_ids: tuple[int, ...]
     action_log_probs: tuple[float, ...]
-    """Behaviour log-probs under the rollout prompt at temperature 1; same length as `action_ids`."""
+    """Its author's under the rollout prompt at temperature 1 (a correction's are the policy's); one for each id."""
     message: Message
     observations: tuple[Message, ...]
     author: Author
@@ -152,6 +154,9 @@ class Trajectory:
     @property
     def valid(self) -> bool:
         return self.status is not Status.INFRASTRUCTURE_FAILURE
+
+    def has_turn_by(self, author: Author) -> bool:
+        return any(turn.author is author for turn in self.turns)
 
     def prompt_ids(self, step: int) -> tuple[int, ...]:
         """The full prompt of turn `step`: all ids before its action."""

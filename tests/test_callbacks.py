@@ -227,7 +227,7 @@ def test_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_checkpoint_holds_tensors_and_plain_types_only(unbroken: tuple[Path, RTIModule]) -> None:
     state = torch.load(unbroken[0] / "checkpoints" / "iteration-000006.pt", weights_only=True)
-    assert (state["format"], state["run_key"], state["iteration"]) == (1, KEY, 6)
+    assert (state["format"], state["run_key"], state["iteration"]) == (2, KEY, 6)
     assert equal_weights(state["model"], unbroken[1].model.state_dict())
     assert state["optimizer"]["state"][0]["step"].item() == 12
 

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from rti_exp.algorithm_settings import ALGORITHM_SETTINGS
+from rti_exp.build import check_parts
 from rti_exp.config import GROUPS, PARTS, VOLATILE, check
-from rti_exp.group_settings import LocalEngineSettings, TopSettings
+from rti_exp.group_settings import LocalEngineSettings, ProbeSettings, TopSettings
 from rti_exp.paths import assets_root
-from rti_exp.settings import AlgorithmSettings, RunSettings, SettingsError
+from rti_exp.settings import RunSettings, SettingsError
 
 Composed = Callable[..., DictConfig]
 
@@ -53,10 +56,30 @@ def test_every_sweep_is_a_multirun_of_checked_configs(composed: Composed, name: 
     config = composed(f"+sweeps={name}", return_hydra_config=True)
     assert config.hydra.mode is RunMode.MULTIRUN
     assert config.study == name
-    params = config.hydra.sweeper.params
-    for key, values in params.items():
-        for value in str(values).split(","):
+    for key, values in config.hydra.sweeper.params.items():
+        for value in swept(key, values):
             check(composed(f"+sweeps={name}", f"{key}={value}"))
+            check(composed(f"+sweeps={name}", f"{key}={value}", "size=quick"))
+
+
+def swept(key: str, values: object) -> list[str]:
+    override = OverridesParser.create().parse_override(f"{key}={values}")
+    assert override.is_sweep_override()
+    return [str(value) for value in override.sweep_string_iterator()]
+
+
+def test_quick_studies_are_small(composed: Composed) -> None:
+    for name in SWEEPS:
+        assert check(composed(f"+sweeps={name}", "size=quick")).run.max_iterations == 8, name
+
+
+def test_arms_of_a_study_are_different_runs(composed: Composed) -> None:
+    for name in ("paper", "baselines", "no_verifier", "self_vs_teacher"):
+        config = composed(f"+sweeps={name}", return_hydra_config=True)
+        (key, values), *_ = config.hydra.sweeper.params.items()
+        arms = swept(key, values)
+        keys = {check(composed(f"+sweeps={name}", f"{key}={value}")).key for value in arms}
+        assert len(keys) == len(arms), name
 
 
 def test_defaults_of_the_contract(composed: Composed) -> None:
@@ -78,9 +101,14 @@ def test_every_setting_stands_in_a_yaml(composed: Composed) -> None:
     """Else overriding it would need a plus sign."""
     config = composed()
     classes: dict[str, Any] = {key: cls for key, (_, cls) in GROUPS.items()}
-    classes |= {"algorithm": AlgorithmSettings, "engine": LocalEngineSettings}
+    classes |= {"engine": LocalEngineSettings, "probe": ProbeSettings}
     for key, cls in classes.items():
         assert {entry.name for entry in dataclasses.fields(cls)} <= set(config[key]), key
+    for _, option in (one for one in OPTIONS if one[0] == "algorithm"):
+        node = composed(f"algorithm={option}").algorithm
+        assert {entry.name for entry in dataclasses.fields(ALGORITHM_SETTINGS[node._target_])} == set(node) - {
+            "_target_"
+        }
     top = {entry.name for cls in (RunSettings, TopSettings) for entry in dataclasses.fields(cls)}
     assert top | set(GROUPS) | set(PARTS) == set(config)
 
@@ -97,11 +125,10 @@ def test_options_mirror_the_classes_they_are_for(composed: Composed) -> None:
 
 def test_help_lists_the_groups_and_options_that_there_are(composed: Composed) -> None:
     text = composed(return_hydra_config=True).hydra.help.template
-    listed = {
-        group: set(options.split("|"))
-        for group, _, options in (word.partition("=") for word in text.partition("Groups")[2].split())
-        if options and "(" not in group
-    }
+    listed: dict[str, set[str]] = {}
+    for group, _, options in (word.partition("=") for word in text.partition("Groups")[2].split()):
+        if options and "(" not in group:
+            listed.setdefault(group, set()).update(options.split("|"))
     there: dict[str, set[str]] = {}
     for group, option in OPTIONS:
         there.setdefault(group, set()).add(option)
@@ -168,6 +195,38 @@ def test_the_plain_config_holds_plain_values(composed: Composed) -> None:
     assert "hydra" not in plain
 
 
+@pytest.mark.parametrize(
+    ("overrides", "corrected"),
+    [
+        ([], True),
+        (["algorithm=luffy"], False),
+        (["algorithm=luffy", "corrector=self"], True),
+        (["algorithm=opd"], False),
+        (["algorithm=sft"], True),
+        (["experiment=luffy"], False),
+        (["experiment=[leaks,grpo]"], False),
+    ],
+)
+def test_who_corrects(composed: Composed, overrides: list[str], corrected: bool) -> None:
+    assert (check(composed(*overrides)).corrector.target is not None) is corrected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["algorithm=sft", "corrector=none"], r"corrector: with rti_exp\.objective\.sft\.SFT it must be not none"),
+        (["algorithm=opd", "corrector=self"], r"corrector: with rti_exp\.objective\.opd\.OPD it must be none"),
+        (["algorithm=luffy", "algorithm.n_prefix=4", "group_size=4"], r"n_prefix=4: must be below group_size=4"),
+        (["algorithm=luffy", "algorithm.teacher=nowhere"], r"algorithm\.teacher='nowhere': there is no nowhere"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    composed: Composed, policy_folder: Path, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        check_parts(check(composed(f"policy.path={policy_folder}", *overrides)))
+
+
 def test_quick_is_small_and_debug_smaller(composed: Composed) -> None:
     quick = check(composed("size=quick"))
     assert (quick.run.max_iterations, quick.evaluation.tasks, quick.top.size) == (8, 12, "quick")
@@ -193,6 +252,17 @@ def test_quick_is_small_and_debug_smaller(composed: Composed) -> None:
         (["corrector.path=3.5", "corrector.temperature=hot"], r"corrector\.temperature='hot'"),
         (["prompts.verifier.gold.role=tool"], r"prompts\.verifier\.gold: prompts\.\*\.role='tool'"),
         (["gate={delta:5}", "+gate.extra={a:1}"], r"gate\.extra: unknown key; "),
+        (["budget.tokens=0"], r"budget\.tokens=0\.0: must be a number > 0, or inf"),
+        (["probe.cases=0"], r"probe\.cases=0: must be an integer >= 1"),
+        (["+algorithm.n_prefix=1"], r"algorithm\.n_prefix: unknown key; "),
+        (["algorithm=luffy", "algorithm.prefix_fraction=0"], r"algorithm\.prefix_fraction=0\.0: must be in \(0, 1\]"),
+        (["algorithm=luffy", "algorithm.gamma=0"], r"algorithm\.gamma=0\.0: must be a finite number > 0"),
+        (["algorithm=luffy", "algorithm.n_prefix=-1"], r"algorithm\.n_prefix=-1: must be an integer >= 0"),
+        (
+            ["algorithm=luffy", "algorithm.baseline_members=on_policy", "algorithm.normalize_std=true"],
+            r"algorithm\.baseline_members='on_policy': must be all, unless",
+        ),
+        (["algorithm.dynamic_sampling=-1"], r"algorithm\.dynamic_sampling=-1: must be an integer >= 0"),
         (["recorder.every=-1"], r"recorder\.every=-1: must be an integer >= 0"),
         (["algorithm._target_=3"], r"algorithm\._target_=3: must be the full name of a class"),
     ],

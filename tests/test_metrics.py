@@ -65,10 +65,12 @@ def test_all_metrics_of_an_iteration() -> None:
     counts |= {"funnel/accepted": 1, "funnel/too_perplexing": 2, "funnel/no_fault": 1}
     assert iteration_metrics(REPORT, UPDATE, success_threshold=1.0) == {
         "reward/mean": 1.5 / 5,
+        "reward/teacher_mean": None,
         "pass@1/before": pytest.approx((1 / 3 + 0) / 2),
         "pass@G/before": 0.5,
         "groups/all_failed": pytest.approx(1 / 3),
         "groups/signal": pytest.approx(2 / 3),
+        "groups/refills": 0,
         "trajectories/valid": 5,
         "trajectories/truncated": 1,
         "trajectories/infrastructure_failure": 3,
@@ -108,6 +110,7 @@ def test_metrics_without_value_are_none_and_names_stay() -> None:
     without = {name for name, value in nothing.items() if value is None}
     assert without == {
         "reward/mean",
+        "reward/teacher_mean",
         "pass@1/before",
         "pass@G/before",
         "correction/perplexity_mean",

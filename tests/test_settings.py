@@ -62,7 +62,7 @@ def test_negative_zero_is_zero() -> None:
         (RunSettings, "", {"max_iterations": "many"}, r"max_iterations='many': must be an integer"),
         (AlgorithmSettings, "algorithm", {"scope": "some"}, r"scope='some': must be one of all, suffix, turn"),
         (AlgorithmSettings, "algorithm", {"learning_rate": math.nan}, r"algorithm\.learning_rate=nan"),
-        (AlgorithmSettings, "algorithm", {"clip_low": math.nan}, r"algorithm\.clip_low=nan: must be in \[0, 1\)"),
+        (AlgorithmSettings, "algorithm", {"clip_low": math.nan}, r"algorithm\.clip_low=nan: must be in \[0, 1\]"),
         (AlgorithmSettings, "algorithm", {"updates": 0}, r"algorithm\.updates=0: must be an integer >= 1"),
         (AlgorithmSettings, "algorithm", {"gradient_clip": math.nan}, r"algorithm\.gradient_clip=nan"),
         (ReweightSettings, "reweight", {"eps_cal": 2}, r"reweight\.eps_cal=2\.0: must be in \[0, 1\]"),

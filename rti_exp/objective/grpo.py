@@ -1,46 +1,18 @@
 """GRPO as an algorithm of the learner: advantages of a group, and the loss of a batch.
 
-Dr. GRPO, RLOO and clip-higher are settings of it. Another algorithm is a sibling class with the same
-three members.
+Dr. GRPO, RLOO and clip-higher are settings of it.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from rti_exp.objective.advantages import group_advantages
+from rti_exp.objective.algorithm import LossInputs, LossStats
 from rti_exp.objective.losses import kl_penalty, policy_loss
 from rti_exp.settings import AlgorithmSettings
 from rti_exp.types import Group
-
-
-class LossInputs(Protocol):
-    """What a loss reads of a batch: [B, T] tensors, and the whole iteration's count of trained tokens."""
-
-    @property
-    def loss_mask_BT(self) -> Tensor: ...
-    @property
-    def behaviour_log_probs_BT(self) -> Tensor: ...
-    @property
-    def advantages_BT(self) -> Tensor: ...
-    @property
-    def weights_BT(self) -> Tensor: ...
-    @property
-    def total_trained_tokens(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossStats:
-    """Detached scalars of one batch. All but `ratio_max` are divided by the iteration's trained tokens."""
-
-    policy: Tensor
-    kl: Tensor
-    clip_share: Tensor
-    ratio_max: Tensor
 
 
 class GRPO:
@@ -55,6 +27,11 @@ class GRPO:
     @property
     def needs_reference(self) -> bool:
         """Whether `loss` wants the log-probs of a frozen reference (beta > 0)."""
+        return self.settings.beta > 0
+
+    @property
+    def trains_without_advantage(self) -> bool:
+        """Whether the KL term makes trajectories of advantage 0 count (beta > 0)."""
         return self.settings.beta > 0
 
     def advantages(self, group: Group) -> list[float]:

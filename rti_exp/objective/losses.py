@@ -73,6 +73,82 @@ def policy_loss(
     return loss, PolicyLossStats(clip_share=clipped, ratio_max=ratio_max)
 
 
+def shaped_loss(
+    log_probs_BT: Tensor, advantages_BT: Tensor, loss_mask_BT: Tensor, *, gamma: float, total_tokens: int
+) -> Tensor:
+    """sum over the mask of -f(pi) * A, divided by `total_tokens`; f(p) = p / (p + gamma).
+
+    For tokens that another policy wrote, whose own probability is taken as 1, so that pi is the ratio; no clip.
+    The gradient of f is steepest at small p: unlikely tokens of a teacher are learned too.
+
+    Args:
+        log_probs_BT: [B, T] of the current weights, with gradient; anything where the mask is False.
+        advantages_BT: [B, T].
+        loss_mask_BT: [B, T] bool, the teacher's trained tokens.
+        gamma: > 0.
+        total_tokens: Trained tokens of the iteration, those of the policy included, >= 1.
+
+    Returns:
+        A scalar; exactly 0 without a token in the mask.
+
+    Raises:
+        ValueError: as `policy_loss`, or gamma not above 0.
+
+    Source: Yan et al. 2025, arXiv 2504.14945 (LUFFY, policy shaping).
+    """
+    _check(log_probs_BT, loss_mask_BT, total_tokens, advantages_BT)
+    if not gamma > 0:
+        raise ValueError(f"gamma={gamma}: must be > 0")
+    probabilities_BT = log_probs_BT.masked_fill(~loss_mask_BT, 0.0).exp()
+    token_loss_BT = -(probabilities_BT / (probabilities_BT + gamma)) * advantages_BT
+    return token_loss_BT.masked_fill(~loss_mask_BT, 0.0).sum() / total_tokens
+
+
+def imitation_loss(log_probs_BT: Tensor, factors_BT: Tensor, loss_mask_BT: Tensor, *, total_tokens: int) -> Tensor:
+    """Negative log-likelihood: sum over the mask of -factor * log pi, divided by `total_tokens`.
+
+    Args:
+        log_probs_BT: [B, T] of the current weights, with gradient; anything where the mask is False.
+        factors_BT: [B, T]; 1 for plain supervised learning.
+        loss_mask_BT: [B, T] bool, the trained tokens.
+        total_tokens: Trained tokens of the iteration, >= 1.
+
+    Returns:
+        A scalar in nats per trained token; infinite where a trained token has probability 0.
+
+    Raises:
+        ValueError: as `policy_loss`.
+    """
+    _check(log_probs_BT, loss_mask_BT, total_tokens, factors_BT)
+    return -(log_probs_BT.masked_fill(~loss_mask_BT, 0.0) * factors_BT).sum() / total_tokens
+
+
+def distillation_advantages(
+    behaviour_log_probs_BT: Tensor, teacher_log_probs_BT: Tensor, loss_mask_BT: Tensor
+) -> Tensor:
+    """-(log pi - log pi_teacher) at each sampled token, detached: the negative of the reverse KL's estimate there.
+
+    Its mean over tokens drawn from pi is -KL(pi || pi_teacher).
+
+    Args:
+        behaviour_log_probs_BT: [B, T] of the weights that did the rollout.
+        teacher_log_probs_BT: [B, T] of the same tokens after the same prompt.
+        loss_mask_BT: [B, T] bool, the trained tokens.
+
+    Returns:
+        [B, T] in nats; 0 where the mask is False.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    Source: Agarwal et al. 2023, arXiv 2306.13649 (on-policy distillation); per token as a policy gradient in
+    Lu and Thinking Machines Lab 2025, thinkingmachines.ai/blog/on-policy-distillation.
+    """
+    _check(behaviour_log_probs_BT, loss_mask_BT, 1, teacher_log_probs_BT)
+    difference_BT = teacher_log_probs_BT.detach() - behaviour_log_probs_BT.detach()
+    return difference_BT.masked_fill(~loss_mask_BT, 0.0)
+
+
 def kl_penalty(
     log_probs_BT: Tensor, reference_log_probs_BT: Tensor, loss_mask_BT: Tensor, *, total_tokens: int
 ) -> Tensor:

@@ -20,16 +20,25 @@ class Collector:
     Every draw has the seed `derive_seed(seed, iteration, task id, member, purpose, turn)`, so that what one
     episode draws depends neither on the others nor on what was drawn before. An environment that breaks costs
     the one trajectory; an engine that stays down (`EngineUnavailable`) ends the rollout, since it is the policy's.
+    `author` is who the engine plays: with a teacher's engine, the teacher.
     """
 
     def __init__(
-        self, *, environment: Environment, engine: Engine, renderer: Renderer, settings: RolloutSettings, seed: int
+        self,
+        *,
+        environment: Environment,
+        engine: Engine,
+        renderer: Renderer,
+        settings: RolloutSettings,
+        seed: int,
+        author: Author = Author.POLICY,
     ) -> None:
         self.environment = environment
         self.engine = engine
         self.renderer = renderer
         self.settings = settings
         self.seed = seed
+        self.author = author
 
     def collect(
         self,
@@ -94,7 +103,7 @@ class Collector:
                 for run in live
             ]
             for run, completion in zip(live, self.engine.generate(requests), strict=True):
-                run.force(completion.token_ids, completion.log_probs, Author.POLICY)
+                run.force(completion.token_ids, completion.log_probs, self.author)
         return [run.finish() for run in runs]
 
     def _seed(self, run: EpisodeRun, *, iteration: int, purpose: str) -> int:
