@@ -39,7 +39,7 @@ def matmul_rate() -> float:
     for _ in range(5):
         started = time.perf_counter()
         for _ in range(20):
-            a @ b
+            torch.mm(a, b)
         best = max(best, 20 * 2 * 512**3 / (time.perf_counter() - started))
     return best
 

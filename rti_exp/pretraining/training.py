@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rti_exp.pretraining.documents import Document
 from rti_exp.pretraining.prior import ModelSize, TrainingSettings
@@ -51,7 +51,7 @@ def batches(documents: Sequence[Document], settings: TrainingSettings, seed: int
         yield queue.pop()
 
 
-def loss_of(model: PreTrainedModel, documents: Sequence[Document]) -> torch.Tensor:
+def loss_of(model: Qwen3ForCausalLM, documents: Sequence[Document]) -> torch.Tensor:
     """Mean cross-entropy over the trained tokens, in nats. Right padding, so no attention mask is needed."""
     longest = max(len(document.token_ids) for document in documents)
     token_ids_BT = torch.zeros(len(documents), longest, dtype=torch.long)
@@ -59,14 +59,14 @@ def loss_of(model: PreTrainedModel, documents: Sequence[Document]) -> torch.Tens
     for row, document in enumerate(documents):
         token_ids_BT[row, : len(document.token_ids)] = torch.tensor(document.token_ids)
         trained_BT[row, : len(document.trained)] = torch.tensor(document.trained)
-    hidden_BTD = model.get_decoder()(input_ids=token_ids_BT[:, :-1], use_cache=False).last_hidden_state
+    hidden_BTD = model.model(input_ids=token_ids_BT[:, :-1], use_cache=False).last_hidden_state
     chosen_BT = trained_BT[:, 1:]
-    logits_NV = model.get_output_embeddings()(hidden_BTD[chosen_BT])
+    logits_NV = model.lm_head(hidden_BTD[chosen_BT])
     return cross_entropy(logits_NV, token_ids_BT[:, 1:][chosen_BT])
 
 
 def train(
-    model: PreTrainedModel,
+    model: Qwen3ForCausalLM,
     documents: Sequence[Document],
     settings: TrainingSettings,
     seed: int,

@@ -119,9 +119,8 @@ def test_a_bad_call_is_answered_and_the_episode_goes_on(message: Message | dict,
     episode = TownEpisode(draw_task("nav_hard", "train", 0, 0))
     result = episode.step(message)
     assert ([item.content for item in result.observations], result.done) == ([answer], False)
-    for action in plan_of(draw_task("nav_hard", "train", 0, 0)).actions:
-        result = episode.step(spoken(action))
-    assert result.reward == 1.0
+    plan = plan_of(draw_task("nav_hard", "train", 0, 0))
+    assert [episode.step(spoken(action)).reward for action in plan.actions][-1] == 1.0
 
 
 def test_payments_are_made_once_and_a_foreign_invoice_is_not_to_be_charged() -> None:
@@ -153,9 +152,7 @@ def test_forks_reach_the_same_state_and_hash_differs_by_state(family: str) -> No
         fork = TownEpisode(task).fork([spoken(action) for action in actions[:step]])
         assert fork.state_hash() == episode.state_hash()
         hashes.append(fork.state_hash())
-        for action in actions[step:]:
-            result = fork.step(spoken(action))
-        assert result.reward == 1.0
+        assert [fork.step(spoken(action)).reward for action in actions[step:]][-1] == 1.0
         assert episode.state_hash() == hashes[-1]  # the fork did not touch it
     assert len(set(hashes)) == len(actions)
     assert hashes[0] == TownEpisode(task).state_hash()
