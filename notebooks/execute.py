@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import ipykernel  # noqa: F401
         import nbclient  # noqa: F401
     except ImportError as error:
-        print(f"error: notebooks need {error.name}: pip install 'rti_exp[notebooks]'", file=sys.stderr)
+        print(f"error: notebooks need {error.name}: pip install 'rti-exp[notebooks]'", file=sys.stderr)
         return 2
     worst = 0
     for path in options.notebooks:

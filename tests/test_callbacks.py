@@ -280,6 +280,8 @@ def test_interventions_are_recorded(acted_run: tuple[Path, RTIModule]) -> None:
     assert record["after"].startswith('assistant: {"name": "open", "arguments": {}}\ntool: code ')
     assert record["child_reward"] == 1.0
     assert record["source"] == "self"
+    assert "".join(record["tokens"]) == record["correction"] + "<|end|>"
+    assert len(record["tokens"]) == len(record["log_probs"])
     assert [check["name"] for check in record["checks"]] == ["gold", "leak", "plausible"]
     assert len(record["log_probs"]) == len(record["calibration_log_probs"]) == len(record["weights"])
 
