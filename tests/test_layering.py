@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("build",),
     ("sweep_display", "sweep"),
     ("job", "launcher"),
-    ("train", "evaluate", "report", "play", "warmstart", "roles"),
+    ("train", "evaluate", "report", "play", "warmstart", "roles", "compute"),
 )
 RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ANALYSIS_MAY_IMPORT = {"types", "settings", "randomness", "jsonlines", "runs", "paths", "objective", "analysis"}

@@ -26,6 +26,7 @@ from rti_exp.intervention.pipeline import Interventions
 from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import Verifier
 from rti_exp.learner import RTIModule
+from rti_exp.objective.algorithm import Algorithm
 from rti_exp.objective.grpo import GRPO
 from rti_exp.rollout.collect import Collector
 from rti_exp.rollout.render import TokenRenderer
@@ -145,8 +146,13 @@ def acted(
     model: PreTrainedModel | None = None,
     success_threshold: float = 1.0,
     module_class: type[RTIModule] = RTIModule,
+    algorithm: Algorithm | None = None,
+    **options: Any,
 ) -> RTIModule:
-    """`intervene` False is a learner that was given no interventions at all: plain GRPO."""
+    """`intervene` False is a learner that was given no interventions at all: plain GRPO.
+
+    `settings` are GRPO's unless an `algorithm` is given; `options` are `RTIModule`'s own.
+    """
     model = tiny_model(sharpen=2.0) if model is None else model
     engine = ScriptedEngine(act, RENDERER, log_probs=ModelLogProbs(model))
     world = GuessWorld()
@@ -183,10 +189,11 @@ def acted(
         engine=engine,
         collector=collector,
         interventions=interventions if intervene else None,
-        algorithm=GRPO(settings),
+        algorithm=algorithm or GRPO(settings),
         settings=settings,
         run=run,
         success_threshold=success_threshold,
+        **options,
     )
 
 
@@ -196,7 +203,10 @@ def sampled(
     settings: AlgorithmSettings = ALGORITHM,
     world: Environment | None = None,
     model: PreTrainedModel | None = None,
+    algorithm: Algorithm | None = None,
+    **options: Any,
 ) -> RTIModule:
+    """`settings` are GRPO's unless an `algorithm` is given; `options` are `RTIModule`'s own."""
     model = tiny_model(sharpen=2.0) if model is None else model
     engine: Engine = LocalEngine(model)
     collector = Collector(
@@ -211,9 +221,10 @@ def sampled(
         engine=engine,
         collector=collector,
         interventions=None,
-        algorithm=GRPO(settings),
+        algorithm=algorithm or GRPO(settings),
         settings=settings,
         run=run,
+        **options,
     )
 
 

@@ -91,6 +91,14 @@ def _differing(configs: Sequence[Flat]) -> list[str]:
     ]
 
 
+def _told_by(group: str, key: str, configs: Sequence[Flat], choices: Sequence[Mapping[str, str]]) -> bool:
+    """Whether the choice of `group` alone tells the value of `key`."""
+    values: dict[str, set[str]] = {}
+    for config, run in zip(configs, choices, strict=True):
+        values.setdefault(run.get(group, ABSENT), set()).add(repr(normal(config.get(key, ABSENT))))
+    return all(len(found) == 1 for found in values.values())
+
+
 def swept_values(configs: Sequence[Flat], overrides: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     """For each run, the value of each key that tells the study's arms apart.
 
@@ -112,15 +120,16 @@ def swept_values(configs: Sequence[Flat], overrides: Sequence[Sequence[str]]) ->
         below = [key for key in differing if key.startswith(f"{group}.")]
         # An experiment file is no config node: it may set anything that was not typed itself.
         below = below or [key for key in differing if key not in typed]
-        by_choice: dict[tuple[str, str], set[str]] = {}
-        for config, run in zip(configs, choices, strict=True):
-            for key in below:
-                values = by_choice.setdefault((key, run.get(group, ABSENT)), set())
-                values.add(repr(normal(config.get(key, ABSENT))))
-        explained = {key for key in below if all(len(v) == 1 for (name, _), v in by_choice.items() if name == key)}
+        explained = {key for key in below if _told_by(group, key, configs, choices)}
         if explained - told:
             named.append(group)
         told |= explained
+    # An option may set keys outside of its group: `algorithm=luffy` switches the corrector off.
+    told |= {
+        key
+        for key in differing
+        if key not in typed and any(_told_by(group, key, configs, choices) for group in named)
+    }
     names = [*named, *(key for key in differing if key not in told)]
     order = {key: place for place, key in enumerate(typed)}
     names.sort(key=lambda key: order.get(key, len(order)))
@@ -136,6 +145,10 @@ def label(values: Mapping[str, Any]) -> str:
 
 
 def is_plain_grpo(config: Mapping[str, Any]) -> bool:
-    """Whether a flat config never intervenes: a gate that never opens, or no corrector."""
+    """Whether a flat config is GRPO and nothing more: it never intervenes (a gate that never opens, or no
+    corrector), has no other algorithm, replaces no groups, and has no token budget."""
     delta = normal(config.get("gate.delta"))
-    return (isinstance(delta, float) and delta < 1.0) or config.get("corrector._target_", "") is None
+    never = (isinstance(delta, float) and delta < 1.0) or config.get("corrector._target_", "") is None
+    grpo = str(config.get("algorithm._target_", "GRPO")).rpartition(".")[2] == "GRPO"
+    refills = config.get("algorithm.dynamic_sampling", 0)
+    return never and grpo and not refills and normal(config.get("budget.tokens", "inf")) == math.inf

@@ -81,6 +81,11 @@ def test_values_are_shown_as_typed(value: object, shown: str):
         ({"gate.delta": 5, "corrector._target_": None}, True),
         ({"gate.delta": "inf"}, False),
         ({}, False),
+        ({"corrector._target_": None, "algorithm._target_": "rti_exp.objective.grpo.GRPO"}, True),
+        ({"corrector._target_": None, "algorithm._target_": "rti_exp.objective.luffy.LUFFY"}, False),
+        ({"corrector._target_": None, "algorithm.dynamic_sampling": 2}, False),
+        ({"corrector._target_": None, "budget.tokens": 1e6}, False),
+        ({"corrector._target_": None, "budget.tokens": "inf"}, True),
     ],
 )
 def test_plain_grpo_is_recognised(config: dict, plain: bool):

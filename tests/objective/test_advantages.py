@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rti_exp.objective.advantages import group_advantages
+from rti_exp.objective.advantages import advantages_from_members, group_advantages
 from rti_exp.settings import Baseline
 
 NAN = math.nan
@@ -96,3 +96,40 @@ def test_wrong_shape_or_dtype_is_refused(rewards_G: torch.Tensor) -> None:
 def test_infinite_reward_is_refused() -> None:
     with pytest.raises(ValueError, match="infinite reward"):
         advantages([1.0, math.inf])
+
+
+def from_members(rewards: list[float], members: list[bool]) -> list[float]:
+    return advantages_from_members(torch.tensor(rewards, dtype=torch.float64), torch.tensor(members)).tolist()
+
+
+def test_baseline_of_some_members() -> None:
+    # Own rewards 1, 0, 0, mean 1/3; the teacher's 1 is not in it.
+    third = 1 / 3
+    assert from_members([1, 0, 0, 1], [True, True, True, False]) == pytest.approx(
+        [2 * third, -third, -third, 2 * third], abs=1e-12
+    )
+
+
+def test_members_that_equal_their_baseline_have_no_signal() -> None:
+    assert from_members([0, 0, 0, 1], [True, True, True, False]) == [0, 0, 0, 1]
+    assert from_members([0.1, 0.1, 0.1, 0], [True, True, True, False]) == [0, 0, 0, -0.1]
+
+
+def test_invalid_members_are_no_part_of_a_baseline() -> None:
+    assert from_members([1, NAN, 0, NAN, 1], [True, True, True, False, False]) == [0.5, 0, -0.5, 0, 0.5]
+    assert from_members([NAN, NAN, 1, 0], [True, True, False, False]) == [0, 0, 0, 0]
+    assert from_members([1, 1, 1], [True, True, False]) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("rewards_G", "baseline_G", "message"),
+    [
+        (torch.ones(2), torch.ones(2), "a bool"),
+        (torch.ones(2, dtype=torch.long), torch.ones(2, dtype=torch.bool), "a floating"),
+        (torch.ones(2), torch.ones(3, dtype=torch.bool), "shapes differ"),
+        (torch.tensor([1.0, math.inf]), torch.ones(2, dtype=torch.bool), "infinite reward"),
+    ],
+)
+def test_wrong_members_are_refused(rewards_G: torch.Tensor, baseline_G: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        advantages_from_members(rewards_G, baseline_G)

@@ -18,6 +18,7 @@ class Inputs:
     behaviour_log_probs_BT: Tensor
     advantages_BT: Tensor
     weights_BT: Tensor
+    authors_BT: Tensor
     total_trained_tokens: int
 
 
@@ -26,6 +27,7 @@ INPUTS = Inputs(
     behaviour_log_probs_BT=torch.tensor([[0.0, -1.0, -1.0]]),
     advantages_BT=torch.tensor([[0.0, 2.0, 2.0]]),
     weights_BT=torch.tensor([[1.0, 1.5, 1.0]]),
+    authors_BT=torch.tensor([[0, 2, 1]]),
     total_trained_tokens=4,
 )
 

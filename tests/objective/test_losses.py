@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from rti_exp.objective.losses import PolicyLossStats, kl_penalty, policy_loss
+from rti_exp.objective.losses import (
+    PolicyLossStats,
+    distillation_advantages,
+    imitation_loss,
+    kl_penalty,
+    policy_loss,
+    shaped_loss,
+)
 
 
 def row(*values: float) -> Tensor:
@@ -128,3 +135,71 @@ def test_wrong_shapes_and_types_are_refused() -> None:
         kl_penalty(torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.long), mask_BT, total_tokens=1)
     with pytest.raises(ValueError, match="total_tokens=0"):
         kl_penalty(torch.zeros(1, 2), torch.zeros(1, 2), mask_BT, total_tokens=0)
+
+
+def test_shaped_loss_and_its_gradient() -> None:
+    # f(p) = p / (p + 0.1): f(0.1) = 1/2, f(0.4) = 4/5; d f / d log p = 0.1 p / (p + 0.1)^2 = 1/4 and 4/25.
+    log_probs_BT = row(math.log(0.1), math.log(0.4), -7.0).requires_grad_()
+    loss = shaped_loss(
+        log_probs_BT, row(2.0, -1.0, 5.0), torch.tensor([[True, True, False]]), gamma=0.1, total_tokens=4
+    )
+    assert loss.item() == pytest.approx(-(2 * 0.5 - 0.8) / 4, abs=1e-12)
+    loss.backward()
+    assert log_probs_BT.grad is not None
+    assert log_probs_BT.grad[0].tolist() == pytest.approx([-2 * 0.25 / 4, 0.16 / 4, 0.0], abs=1e-12)
+
+
+def test_shaped_loss_of_impossible_and_masked_tokens_is_finite() -> None:
+    log_probs_BT = row(-math.inf, math.nan)
+    mask_BT = torch.tensor([[True, False]])
+    assert shaped_loss(log_probs_BT, row(1.0, 1.0), mask_BT, gamma=0.1, total_tokens=1).item() == 0.0
+    nothing_BT = torch.zeros(1, 2, dtype=torch.bool)
+    assert shaped_loss(log_probs_BT, row(1.0, 1.0), nothing_BT, gamma=0.1, total_tokens=1).item() == 0.0
+
+
+@pytest.mark.parametrize("gamma", [0.0, -0.1, math.nan])
+def test_shaping_needs_a_positive_gamma(gamma: float) -> None:
+    with pytest.raises(ValueError, match="must be > 0"):
+        shaped_loss(row(-1.0), row(1.0), torch.tensor([[True]]), gamma=gamma, total_tokens=1)
+
+
+def test_imitation_loss_and_its_gradient() -> None:
+    log_probs_BT = row(-1.0, -3.0, -5.0).requires_grad_()
+    mask_BT = torch.tensor([[True, True, False]])
+    loss = imitation_loss(log_probs_BT, row(1.0, 0.5, 1.0), mask_BT, total_tokens=4)
+    assert loss.item() == (1.0 + 1.5) / 4
+    loss.backward()
+    assert log_probs_BT.grad is not None
+    assert log_probs_BT.grad[0].tolist() == [-0.25, -0.125, 0.0]
+
+
+def test_distillation_advantages_are_the_teachers_surplus_and_have_no_gradient() -> None:
+    behaviour_BT, teacher_BT = row(-1.0, -0.5, -9.0), row(-0.25, -2.5, -1.0).requires_grad_()
+    mask_BT = torch.tensor([[True, True, False]])
+    advantages_BT = distillation_advantages(behaviour_BT, teacher_BT, mask_BT)
+    assert advantages_BT.tolist() == [[0.75, -2.0, 0.0]]
+    assert not advantages_BT.requires_grad
+
+
+def test_mean_distillation_advantage_is_the_negative_reverse_kl() -> None:
+    # pi = (3/4, 1/4), teacher = (1/2, 1/2): three tokens of the first kind for one of the second.
+    behaviour_BT = row(*[math.log(0.75)] * 3, math.log(0.25))
+    teacher_BT = row(*[math.log(0.5)] * 4)
+    mask_BT = torch.ones(1, 4, dtype=torch.bool)
+    mean = distillation_advantages(behaviour_BT, teacher_BT, mask_BT).mean().item()
+    assert mean == pytest.approx(-(0.75 * math.log(1.5) + 0.25 * math.log(0.5)), abs=1e-12)
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.5, 1.0, 3.0, 50.0])
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_without_a_clip_the_loss_is_the_ratio_times_the_advantage(ratio: float, advantage: float) -> None:
+    log_probs_BT = row(math.log(ratio) - 1.0).requires_grad_()
+    mask_BT = torch.tensor([[True]])
+    loss, stats = policy_loss(
+        log_probs_BT, row(-1.0), row(advantage), row(1.0), mask_BT, clip_low=1.0, clip_high=math.inf, total_tokens=1
+    )
+    loss.backward()
+    assert log_probs_BT.grad is not None
+    assert loss.item() == pytest.approx(-ratio * advantage, rel=1e-12)
+    assert log_probs_BT.grad.item() == pytest.approx(-ratio * advantage, rel=1e-12)
+    assert stats.clip_share.item() == 0.0
