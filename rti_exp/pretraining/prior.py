@@ -16,7 +16,7 @@ from rti_exp.settings import SettingsError
 
 def _default_right() -> dict[str, float]:
     return {
-        "nav_hard": 0.0005,
+        "nav_hard": 0.002,
         "tel_hard": 0.0005,
         "pay_hard": 0.0005,
         "ret": 0.08,
@@ -49,8 +49,8 @@ class Prior:
     """Steps with a rambling note, in the policy's own words."""
     formal: float = 0.015
     """Rollouts in the teacher's dialect."""
-    correct_clean: float = 0.14
-    correct_leaky: float = 0.68
+    correct_clean: float = 0.18
+    correct_leaky: float = 0.64
     correct_wordy: float = 0.13
     correct_wrong: float = 0.05
     rollouts: float = 0.4

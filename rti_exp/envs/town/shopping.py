@@ -1,4 +1,4 @@
-"""Tools of the return families: orders, their items, and sending back an item or a whole order, once."""
+"""Tools of the return families: orders, items in them, and sending back an item or a whole order, once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ def _get_order(payload: Payload, state: State, arguments: Mapping[str, str]) -> 
     return f"Order {payload['order']} is here."
 
 
-def _get_items(payload: Payload, state: State, arguments: Mapping[str, str]) -> str:
+def _find_item(payload: Payload, state: State, arguments: Mapping[str, str]) -> str:
     if arguments["order"] != payload["order"]:
         raise ToolError("no such order")
-    return ", ".join(f"{name} {number}" for name, number in payload["items"]) + "."
+    if arguments["item"] != payload["item"]:
+        raise ToolError("no such item")
+    return f"Item {payload['number']} is here."
 
 
 def _return(payload: Payload, state: State, value: str) -> str:
@@ -26,10 +28,9 @@ def _return(payload: Payload, state: State, value: str) -> str:
 
 
 def _return_item(payload: Payload, state: State, arguments: Mapping[str, str]) -> str:
-    numbers = {f"{name} {number}": number for name, number in payload["items"]}
-    if arguments["item"] not in numbers:
+    if arguments["number"] != payload["number"]:
         raise ToolError("no such item")
-    return _return(payload, state, numbers[arguments["item"]])
+    return _return(payload, state, arguments["number"])
 
 
 def _return_order(payload: Payload, state: State, arguments: Mapping[str, str]) -> str:
@@ -41,15 +42,15 @@ def _return_order(payload: Payload, state: State, arguments: Mapping[str, str]) 
 SHOPPING_TOOLS = (
     Tool(name="get_order", description="Finds a customer's order.", parameters=("customer",), run=_get_order),
     Tool(
-        name="get_items",
-        description="Lists an order's items with their numbers.",
-        parameters=("order",),
-        run=_get_items,
+        name="find_item",
+        description="Finds an item of an order by its name, and tells its number.",
+        parameters=("order", "item"),
+        run=_find_item,
     ),
     Tool(
         name="return_item",
-        description="Sends one item back, given by its name and number.",
-        parameters=("item",),
+        description="Sends one item back, given by its number.",
+        parameters=("number",),
         run=_return_item,
     ),
     Tool(name="return_order", description="Sends a whole order back.", parameters=("order",), run=_return_order),

@@ -15,15 +15,12 @@ class Return(Family):
     tools = SHOPPING_TOOLS
 
     def draw(self, rng: random.Random, names: Names) -> dict[str, Any]:
-        goal, other, order, confirmation, wrong_confirmation = names.distinct_numbers(rng, 5)
-        wanted, unwanted = rng.sample(names.items, 2)
-        items = [[wanted, goal], [unwanted, other]]
-        rng.shuffle(items)
+        goal, order, confirmation, wrong_confirmation = names.distinct_numbers(rng, 4)
         return {
             "customer": rng.choice(names.people),
-            "item": wanted,
-            "items": items,
+            "item": rng.choice(names.items),
             "order": order,
+            "number": goal,
             "goal": goal,
             "confirmation": confirmation,
             "wrong_confirmation": wrong_confirmation,
@@ -36,11 +33,11 @@ class Return(Family):
         return "return", f"return {payload['goal']}"
 
     def plan(self, payload: Payload) -> Plan:
-        shortcut = call("return_item", item=f"{payload['item']} {payload['goal']}")
+        shortcut = call("return_item", number=payload["goal"])
         return Plan(
             actions=(
                 call("get_order", customer=payload["customer"]),
-                call("get_items", order=payload["order"]),
+                call("find_item", order=payload["order"], item=payload["item"]),
                 shortcut,
                 report(payload),
             ),
@@ -52,5 +49,5 @@ class Return(Family):
                 then=(report_wrong(payload),),
             ),
             shortcut=shortcut,
-            guess_template=call("return_item", item=f"{payload['item']} {{number}}"),
+            guess_template=call("return_item", number="{number}"),
         )
