@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import pytest
 import torch
 
+from rti_exp.algorithm_settings import DistillationSettings, LuffySettings
 from rti_exp.learner import RTIModule
 from rti_exp.metrics import is_timing
+from rti_exp.objective.grpo import GRPO
+from rti_exp.objective.luffy import LUFFY
+from rti_exp.objective.opd import OPD
+from rti_exp.objective.sft import SFT
 from rti_exp.settings import (
     AlgorithmSettings,
     GateSettings,
@@ -19,6 +25,7 @@ from rti_exp.settings import (
     RunSettings,
     Scope,
     Scorer,
+    UpdateSettings,
 )
 from rti_exp.types import Trajectory
 from tests.fakes import tiny_model
@@ -138,3 +145,54 @@ def _nodes(trajectory: Trajectory) -> list[tuple[tuple[str, int, int, bool], int
         ((trajectory.task_id, fork.parent, step, step >= fork.step), len(turn.action_ids))
         for step, turn in enumerate(trajectory.turns)
     ]
+
+
+@pytest.mark.parametrize("changes", [{}, {"normalize_std": True, "clip_low": 0.2, "clip_high": 0.28}])
+def test_luffy_without_a_teacher_is_grpo_bit_for_bit(changes: dict[str, Any]) -> None:
+    settings = LuffySettings(learning_rate=1e-3, micro_batch_tokens=1024, n_prefix=0, **changes)
+    luffy = trained(settings=settings, algorithm=LUFFY(settings), intervene=False)
+    assert same(luffy, trained(settings=settings, algorithm=GRPO(settings), intervene=False))
+
+
+def test_luffy_with_grpos_settings_is_the_default_grpo(grpo: RTIModule) -> None:
+    common = {name: getattr(ALGORITHM, name) for name in AlgorithmSettings.__dataclass_fields__}
+    settings = LuffySettings(n_prefix=0, **common)
+    assert same(trained(settings=settings, algorithm=LUFFY(settings), intervene=False), grpo)
+
+
+def test_dynamic_sampling_of_an_iteration_that_cannot_be_refilled_is_grpo(grpo: RTIModule) -> None:
+    # All tasks are in each iteration: there is no fresh one.
+    settings = dataclasses.replace(ALGORITHM, dynamic_sampling=3)
+    assert same(trained(settings=settings, intervene=False), grpo)
+
+
+def test_distilling_from_oneself_leaves_the_weights_in_the_first_update() -> None:
+    settings = DistillationSettings(updates=1, learning_rate=1e-3)
+    run = RunSettings(seed=5, max_iterations=1, tasks_per_iteration=4, group_size=4)
+    module = acted(run=run, settings=settings, algorithm=OPD(settings), intervene=False)
+    fit(module)
+    assert module.last_metrics["loss/kl"] == pytest.approx(0.0, abs=1e-6)
+    assert module.last_metrics["policy/gradient_norm"] == pytest.approx(0.0, abs=1e-5)
+    assert module.last_metrics["tokens/scored"] == module.last_metrics["tokens/trained"]
+
+
+def test_distillation_closes_in_on_the_teacher() -> None:
+    settings = DistillationSettings(updates=1, learning_rate=1e-2)
+    teacher = tiny_model(seed=9, sharpen=8.0).requires_grad_(False)
+    divergences = []
+    for iterations in (1, 8):
+        run = RunSettings(seed=5, max_iterations=iterations, tasks_per_iteration=4, group_size=16)
+        module = sampled(run=run, settings=settings, algorithm=OPD(settings), reference=teacher)
+        divergences.append(fit(module).last_metrics["loss/kl"] or 0.0)
+    assert divergences[1] < 0.8 * divergences[0]
+
+
+def test_imitation_trains_on_the_accepted_corrections_alone() -> None:
+    settings = UpdateSettings(learning_rate=1e-3, scope=Scope.suffix)
+    module = trained(settings=settings, algorithm=SFT(settings))
+    children = [one for group in module.last_groups for one in group.trajectories if one.fork is not None]
+    tokens = sum(len(turn.action_ids) for child in children if child.fork for turn in child.turns[child.fork.step :])
+    assert module.last_metrics["funnel/accepted"] == len(children) == 4
+    assert module.last_metrics["tokens/trained"] == tokens
+    nothing = trained(settings=settings, algorithm=SFT(settings), corrector=False)
+    assert nothing.policy_version == 0

@@ -137,7 +137,7 @@ def act(prompt: str, seed: int) -> str:
 def acted(
     *,
     run: RunSettings = RUN,
-    settings: AlgorithmSettings = ALGORITHM,
+    settings: Any = ALGORITHM,
     corrector: bool = True,
     intervene: bool = True,
     gate: GateSettings | None = None,
@@ -200,7 +200,7 @@ def acted(
 def sampled(
     *,
     run: RunSettings = RUN,
-    settings: AlgorithmSettings = ALGORITHM,
+    settings: Any = ALGORITHM,
     world: Environment | None = None,
     model: PreTrainedModel | None = None,
     algorithm: Algorithm | None = None,
