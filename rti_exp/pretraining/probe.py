@@ -80,8 +80,7 @@ class Probe:
         documents: list[Document] = []
         cases: list[str] = []
         for played in self._plays:
-            harmful = played.first_harmful
-            assert harmful is not None
+            harmful = _harmful(played)
             for step in range(harmful + 1):
                 documents.append(validator_document(self._renderer, self._prompts, played, step))
                 cases.append("harmful" if step == harmful else "harmless")
@@ -96,9 +95,7 @@ class Probe:
         for played in self._plays:
             for check in CHECKS:
                 for manner in dict.fromkeys(MANNERS_BY_CHECK[check]):
-                    harmful = played.first_harmful
-                    assert harmful is not None
-                    if manner == "leaky" and not leak_possible(played, harmful):
+                    if manner == "leaky" and not leak_possible(played, _harmful(played)):
                         continue
                     text = correction(played, manner, self._rng)
                     passed = passes(check, manner, played)
@@ -123,9 +120,14 @@ class Probe:
             by_case[manner].append(perplexity)
             if manner == "clean":
                 by_case[f"clean, {played.task.family}"].append(perplexity)
-        total = len(manners)
+        tempted = [
+            manner
+            for played, manner in zip(self._plays, manners, strict=True)
+            if leak_possible(played, _harmful(played))
+        ]
         rows = [
-            Row(what="corrector writes", case=manner, value=manners.count(manner) / total, count=total)
+            Row(what=what, case=manner, value=found.count(manner) / len(found), count=len(found))
+            for what, found in (("corrector writes", manners), ("corrector writes, goal unseen", tempted))
             for manner in MANNERS
         ]
         for case, values in sorted(by_case.items()):
@@ -135,9 +137,7 @@ class Probe:
         return rows
 
     def _history(self, played: Play) -> tuple[int, ...]:
-        step = played.first_harmful
-        assert step is not None
-        return history_ids(self._renderer, played, step)
+        return history_ids(self._renderer, played, _harmful(played))
 
     def _requests(self, documents: Sequence[Document], temperature: float) -> list[GenerateRequest]:
         sampling = Sampling(temperature=temperature, max_tokens=32, stop_ids=self._renderer.stop_ids)
@@ -155,10 +155,15 @@ class Probe:
         return [self._renderer.message(completion.token_ids).content for completion in completions]
 
 
+def _harmful(played: Play) -> int:
+    step = played.first_harmful
+    assert step is not None, "probes are failed plays"
+    return step
+
+
 def manner_of(played: Play, text: str) -> Manner:
     """Which manner of correction a text is, by comparison with what each manner would write."""
-    step = played.first_harmful
-    assert step is not None
+    step = _harmful(played)
     plan = plan_of(played.task)
     right = plan.actions[played.steps[step].place]
     if text == right:
