@@ -124,13 +124,14 @@ class EvaluationCallback(Callback):
         if not self.tasks:
             return
         module.eval()
-        groups = module.collector.collect(
-            self.tasks[trainer.global_rank :: trainer.world_size],
-            self.settings.samples,
-            module.iteration,
-            purpose="eval",
-            temperature=self.settings.temperature,
-        )
+        with trainer.precision_plugin.forward_context():  # the policy that is trained, not one of another precision
+            groups = module.collector.collect(
+                self.tasks[trainer.global_rank :: trainer.world_size],
+                self.settings.samples,
+                module.iteration,
+                purpose="eval",
+                temperature=self.settings.temperature,
+            )
         # What the engine has stored now would change the shapes of its next batches, and so the last digits.
         module.engine.sync(module.policy_version)
         groups = interleave(gather_from_ranks(groups))

@@ -389,3 +389,20 @@ def test_evaluation_never_changes_training_nor_intervenes() -> None:
     assert with_evaluation.engine.synced == [0, 1, 1, 2, 2]  # pyright: ignore[reportAttributeAccessIssue]
     requests = with_evaluation.engine.generate_requests  # pyright: ignore[reportAttributeAccessIssue]
     assert {request.sampling.temperature for request in requests} >= {0.5, 1.0}
+
+
+def test_evaluation_is_in_the_precision_of_training() -> None:
+    found: list[dict[str, Any]] = []
+    autocast: list[bool] = []
+
+    class Rows:
+        def append_metrics(self, row: dict[str, Any]) -> None:
+            found.append(row)
+
+    settings = EvaluationSettings(every=1, tasks=2, samples=2)
+    callback = EvaluationCallback(run=Rows(), tasks=CoinWorld().tasks("heldout"), settings=settings)  # pyright: ignore
+    module = sampled(run=dataclasses.replace(SIX, max_iterations=2))
+    module.model.register_forward_pre_hook(lambda *_: autocast.append(torch.is_autocast_enabled("cpu")))
+    fit(module, [callback], precision="bf16-mixed")
+    assert [row["iteration"] for row in found] == [0, 1, 2]
+    assert all(autocast)

@@ -61,6 +61,7 @@ class LocalEngine:
         self._cache_rows = cache_rows
         self._prefill_tokens = prefill_tokens
         self._pool = self._new_pool()
+        self._pool_arithmetic = self._arithmetic()
 
     def _new_pool(self) -> SlotPool:
         return SlotPool(layers=self.model.config.num_hidden_layers, cache_rows=self._cache_rows)
@@ -111,10 +112,17 @@ class LocalEngine:
         if limit is not None and len(prompt_ids) + new_tokens > limit:
             raise ValueError(f"{len(prompt_ids)} + {new_tokens} tokens exceed the model's {limit} positions")
 
+    def _arithmetic(self) -> tuple[torch.device, torch.dtype, torch.dtype | None]:
+        """What keys and values are computed on and in: device, dtype of the weights, dtype of autocast if it is on."""
+        device = self._forward.device
+        autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+        return device, self.model.dtype, autocast
+
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        if self._pool.cache.device not in (None, self._forward.device):
-            self._pool = self._new_pool()
+        arithmetic = self._arithmetic()
+        if arithmetic != self._pool_arithmetic:
+            self._pool, self._pool_arithmetic = self._new_pool(), arithmetic
         training = [module for module in self.model.modules() if module.training]
         for module in training:
             module.training = False

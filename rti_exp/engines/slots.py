@@ -87,12 +87,6 @@ class SlotCache(Cache):
         self.slots: Tensor | None = None
         self.visible = 0
 
-    @property
-    def device(self) -> torch.device | None:
-        """Where the keys and values are; None before the first forward."""
-        tensors = self._slot_layers[0].tensors()
-        return tensors[0].device if tensors else None
-
     def reserve(self, slot_count: int, length: int) -> None:
         """At least so many slots and positions; what is stored stays."""
         if slot_count <= self.slot_count and length <= self.length:

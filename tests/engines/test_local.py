@@ -365,3 +365,16 @@ def test_models_that_cannot_be_run_row_by_row_are_refused():
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="flash_attention_2"):
         LocalEngine(model)
+
+
+def test_what_was_computed_in_another_precision_is_not_gone_on_with():
+    """Half of what a mixed-precision run does is inside of autocast; keys and values of the two do not mix."""
+    model = tiny_model(sharpen=5.0)
+    engine = LocalEngine(model)
+    request = GenerateRequest(prompt_ids=tuple(range(3, 33)), sampling=Sampling(max_tokens=6), seed=0)
+    plain = engine.generate([request])
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        mixed = engine.generate([request])
+        assert mixed == LocalEngine(model).generate([request])
+    assert engine.generate([request]) == plain
+    assert mixed[0].log_probs != plain[0].log_probs
