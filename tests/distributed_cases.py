@@ -28,12 +28,26 @@ RUN = RunSettings(seed=5, max_iterations=2, tasks_per_iteration=4, group_size=4)
 BOXES = GuessWorld().tasks("train")
 
 
-def gradients(options: dict[str, Any], *, boxes: str, corrector: bool, updates: int, beta: float = 0.0) -> Any:
-    """What two iterations on these boxes give: gradients of each step, metrics, rewards."""
+def gradients(
+    options: dict[str, Any],
+    *,
+    boxes: str,
+    corrector: bool,
+    updates: int,
+    beta: float = 0.0,
+    refills: int = 0,
+    per_iteration: int | None = None,
+) -> Any:
+    """What two iterations on these boxes give: gradients of each step, metrics, rewards.
+
+    With `refills`, `per_iteration` leaves some of the boxes over for them.
+    """
     tasks = [task for task in BOXES if task.payload["box"] in boxes]
     module = acted(
-        run=dataclasses.replace(RUN, tasks_per_iteration=len(tasks)),
-        settings=AlgorithmSettings(updates=updates, gradient_clip=math.inf, micro_batch_tokens=90, beta=beta),
+        run=dataclasses.replace(RUN, tasks_per_iteration=per_iteration or len(tasks)),
+        settings=AlgorithmSettings(
+            updates=updates, gradient_clip=math.inf, micro_batch_tokens=90, beta=beta, dynamic_sampling=refills
+        ),
         corrector=corrector,
         model=tiny_model(sharpen=2.0).double(),
         module_class=KeepingModule,
@@ -108,6 +122,7 @@ def cases(**options: Any) -> dict[str, Any]:
         "one_idle_process": gradients(options, boxes="ac", corrector=False, updates=3),
         "no_signal": gradients(options, boxes="cd", corrector=False, updates=2),
         "reference": gradients(options, boxes="abcd", corrector=True, updates=1, beta=0.1),
+        "refills": gradients(options, boxes="bcd", corrector=False, updates=1, refills=2, per_iteration=2),
         "run": whole_run(options),
     }
 
