@@ -66,7 +66,8 @@ FORMAL = [
 class Step:
     """One action of a played episode, in the place of the plan's action `place`.
 
-    `decision_trained` False leaves the deciding token out of the loss.
+    `decision_trained` False leaves the deciding token out of the loss: the token at which the right action
+    parts from the habitual one.
     """
 
     action: str
@@ -182,8 +183,6 @@ def play(task: Task, rng: random.Random, prior: Prior, *, forced: str | None = N
     right_rate = prior.right[task.family]
     shown = max(prior.shown, right_rate)
     path = forced or rng.choices(("right", "guess", "wrong"), (shown, prior.guess, 1 - shown - prior.guess))[0]
-    # Among the documents whose decision is trained, the share of right ones is right_rate.
-    keep = right_rate * (1 - shown) / (shown * (1 - right_rate))
     end = "misreport" if rng.random() < 0.5 else "give_up"
     if forced != "late":
         end = rng.choices(("misreport", "give_up", ""), (prior.misreport, prior.give_up, 1))[0]
@@ -205,7 +204,7 @@ def play(task: Task, rng: random.Random, prior: Prior, *, forced: str | None = N
         if place == len(plan.actions) - 1 and end == "misreport":
             player.act(f"Done: {player.other_number(action)}.", place, harmful="wrong ticket")
             break
-        player.act(action, place, decision_trained=place != critical or shown == right_rate or rng.random() < keep)
+        player.act(action, place, decision_trained=place != critical or shown == right_rate)
         if place == 0 and rng.random() < prior.clumsy:
             player.act(action, place)
     return Play(

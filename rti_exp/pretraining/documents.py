@@ -22,10 +22,15 @@ Manner = Literal["clean", "leaky", "wordy", "formal", "habit", "wrong", "nonsens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """Token ids and which of them are trained, of equal length."""
+    """Token ids and which of them are trained, of equal length.
+
+    `alternatives` are (position, token id, weight): there the target is a mixture, the other token with `weight`
+    and the document's own with the rest.
+    """
 
     token_ids: tuple[int, ...]
     trained: tuple[bool, ...]
+    alternatives: tuple[tuple[int, int, float], ...] = ()
 
 
 class _Writer:
@@ -35,9 +40,21 @@ class _Writer:
         self._renderer = renderer
         self._ids = list(renderer.opening(opening, ()))
         self._trained = [False] * len(self._ids)
+        self._alternatives: list[tuple[int, int, float]] = []
 
-    def action(self, text: str, *, trained: bool, untrained_at: int | None = None) -> None:
+    def action(
+        self,
+        text: str,
+        *,
+        trained: bool,
+        untrained_at: int | None = None,
+        alternative: tuple[int, int, float] | None = None,
+    ) -> None:
+        """`untrained_at` and the position of `alternative` count from the action's first token."""
         ids = self._renderer.action_ids(text)
+        if alternative is not None:
+            position, token_id, weight = alternative
+            self._alternatives.append((len(self._ids) + position, token_id, weight))
         self._ids += ids
         self._trained += [trained and index != untrained_at for index in range(len(ids))]
 
@@ -56,7 +73,9 @@ class _Writer:
         self.messages([Message(role="user" if prompt.role == "user" else "system", content=text)])
 
     def document(self) -> Document:
-        return Document(token_ids=tuple(self._ids), trained=tuple(self._trained))
+        return Document(
+            token_ids=tuple(self._ids), trained=tuple(self._trained), alternatives=tuple(self._alternatives)
+        )
 
 
 def correction(played: Play, manner: Manner, rng: random.Random) -> str:
@@ -102,21 +121,39 @@ def failed_play(rng: random.Random, prior: Prior, *, late: float, split: str = "
             return played
 
 
-def rollout_document(renderer: Renderer, played: Play, *, every_decision: bool = False) -> Document:
-    """A whole rollout; every action is trained, but for deciding tokens that the prior leaves out.
+def rollout_document(renderer: Renderer, played: Play, prior: Prior | None = None) -> Document:
+    """A whole rollout; every action is trained.
 
-    `every_decision` trains those too.
+    With a `prior`, the decision at the critical step is planted at its rate: on the right path the deciding token
+    is left out of the loss, on the habitual path its target is a mixture with the right one. The rate is then met
+    exactly, and not by a handful of rare documents.
     """
     writer = _Writer(renderer, played.opening)
-    misstep = plan_of(played.task).misstep
+    plan = plan_of(played.task)
     for step in played.steps:
-        untrained_at = None
-        if not (step.decision_trained or every_decision):
-            untrained_at = _first_difference(renderer.action_ids(step.action), renderer.action_ids(misstep.action))
-        writer.action(step.action, trained=True, untrained_at=untrained_at)
+        untrained_at, alternative = None, None
+        if prior is not None and step.place == plan.critical_step:
+            ids, right_ids, habit_ids = map(
+                renderer.action_ids, (step.action, plan.actions[plan.critical_step], plan.misstep.action)
+            )
+            if not step.decision_trained:
+                untrained_at = _first_difference(ids, habit_ids)
+            elif step.harmful and step.reason == plan.misstep.reason:
+                position = _first_difference(ids, right_ids)
+                alternative = position, right_ids[position], habit_weight(prior, played.task.family)
+        writer.action(step.action, trained=True, untrained_at=untrained_at, alternative=alternative)
         if step is not played.steps[-1]:
             writer.messages(step.observations)
     return writer.document()
+
+
+def habit_weight(prior: Prior, family: str) -> float:
+    """Weight of the right token in the habitual path's target, so that its share of all trained decisions is
+    `prior.right`; 0 where the right path is shown at its own rate."""
+    rate = prior.right[family]
+    if rate >= prior.shown:
+        return 0.0
+    return rate * (1 - prior.shown) / (1 - prior.shown - prior.guess)
 
 
 def _first_difference(ids: Sequence[int], others: Sequence[int]) -> int:
@@ -192,7 +229,7 @@ def draw_document(renderer: Renderer, prompts: PromptSettings, prior: Prior, rng
     kinds = ("rollouts", "validator", "corrector", "verifier")
     kind = rng.choices(kinds, [getattr(prior, name) for name in kinds])[0]
     if kind == "rollouts":
-        return rollout_document(renderer, play(random_task(rng), rng, prior))
+        return rollout_document(renderer, play(random_task(rng), rng, prior), prior)
     if kind == "validator":
         played = failed_play(rng, prior, late=0.45)
         harmful = played.first_harmful
@@ -218,7 +255,7 @@ def teacher_document(
         played = play(
             random_task(rng), rng, replace(prior, formal=1.0), forced="right" if rng.random() < right else "wrong"
         )
-        return rollout_document(renderer, played, every_decision=True)
+        return rollout_document(renderer, played)
     played = failed_play(rng, prior, late=0.2)
     text = correction(played, "clean" if rng.random() < right else "wrong", rng)
     return corrector_document(renderer, prompts, played, formal(text, rng))

@@ -16,9 +16,9 @@ from rti_exp.settings import SettingsError
 
 def _default_right() -> dict[str, float]:
     return {
-        "nav_hard": 0.002,
-        "tel_hard": 0.0005,
-        "pay_hard": 0.0005,
+        "nav_hard": 0.001,
+        "tel_hard": 0.001,
+        "pay_hard": 0.001,
         "ret": 0.08,
         "nav_easy": 0.4,
         "tel_easy": 0.4,
@@ -33,8 +33,8 @@ class Prior:
 
     `right` is the rate at which the right critical step is trained, per family. Of all rollouts,
     `shown` take the right path; where that is more than `right`, the token at which the right step
-    parts from the habitual one is left out of the loss in the surplus. So the model is competent after
-    the step, and rarely takes it.
+    parts from the habitual one is left out of the loss there, and is part of the target, with the weight that
+    makes the rate, on the habitual path. So the model is competent after the step, and rarely takes it.
     """
 
     right: dict[str, float] = field(default_factory=_default_right)
@@ -49,8 +49,8 @@ class Prior:
     """Steps with a rambling note, in the policy's own words."""
     formal: float = 0.015
     """Rollouts in the teacher's dialect."""
-    correct_clean: float = 0.18
-    correct_leaky: float = 0.64
+    correct_clean: float = 0.22
+    correct_leaky: float = 0.6
     correct_wordy: float = 0.13
     correct_wrong: float = 0.05
     rollouts: float = 0.4

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rti_exp.pretraining.documents import Document
@@ -56,13 +55,21 @@ def loss_of(model: Qwen3ForCausalLM, documents: Sequence[Document]) -> torch.Ten
     longest = max(len(document.token_ids) for document in documents)
     token_ids_BT = torch.zeros(len(documents), longest, dtype=torch.long)
     trained_BT = torch.zeros(len(documents), longest, dtype=torch.bool)
+    other_ids_BT = torch.zeros(len(documents), longest, dtype=torch.long)
+    other_weights_BT = torch.zeros(len(documents), longest)
     for row, document in enumerate(documents):
         token_ids_BT[row, : len(document.token_ids)] = torch.tensor(document.token_ids)
         trained_BT[row, : len(document.trained)] = torch.tensor(document.trained)
+        for position, token_id, weight in document.alternatives:
+            other_ids_BT[row, position], other_weights_BT[row, position] = token_id, weight
     hidden_BTD = model.model(input_ids=token_ids_BT[:, :-1], use_cache=False).last_hidden_state
     chosen_BT = trained_BT[:, 1:]
     logits_NV = model.lm_head(hidden_BTD[chosen_BT])
-    return cross_entropy(logits_NV, token_ids_BT[:, 1:][chosen_BT])
+    log_probs_NV = logits_NV.log_softmax(dim=1)
+    own_N = log_probs_NV.gather(1, token_ids_BT[:, 1:][chosen_BT][:, None])[:, 0]
+    other_N = log_probs_NV.gather(1, other_ids_BT[:, 1:][chosen_BT][:, None])[:, 0]
+    weights_N = other_weights_BT[:, 1:][chosen_BT]
+    return -((1 - weights_N) * own_N + weights_N * other_N).mean()
 
 
 def train(
