@@ -1,0 +1,56 @@
+"""The directory of one run: its identity, its status, its records; written by one process, read by any.
+
+    <runs root>/<study>/<run key>/
+        config.yaml          as resolved
+        status.json          replaced atomically, so that a reader sees a whole one or the one before
+        metrics.jsonl        a row per iteration and per evaluation
+        interventions.jsonl  every attempt; stops at `Run.limit_bytes`, and says so in its last line
+        rollouts.jsonl       sampled groups; stops likewise
+        checkpoints/         the newest two
+        job.log              what a sweep's child printed
+
+All JSON is strict: infinity is the string "inf", NaN is null.
+Nothing here imports torch. `python -m rti_exp.runs` lists runs.
+"""
+
+from rti_exp.jsonlines import read_lines, write_atomically
+from rti_exp.runs.records import RunRecord, load_run, load_runs, read_config
+from rti_exp.runs.run import Run
+from rti_exp.runs.status import (
+    COMPUTE,
+    STATES,
+    RunLocked,
+    RunUnwritable,
+    death_record,
+    error_record,
+    is_done,
+    is_held,
+    lock,
+    now,
+    read_status,
+    run_key,
+    settle,
+)
+
+__all__ = [
+    "COMPUTE",
+    "STATES",
+    "Run",
+    "RunLocked",
+    "RunRecord",
+    "RunUnwritable",
+    "death_record",
+    "error_record",
+    "is_done",
+    "is_held",
+    "load_run",
+    "load_runs",
+    "lock",
+    "now",
+    "read_config",
+    "read_lines",
+    "read_status",
+    "run_key",
+    "settle",
+    "write_atomically",
+]

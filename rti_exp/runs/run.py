@@ -1,0 +1,179 @@
+"""The directory of one run while a process works in it. This module imports no torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from rti_exp.jsonlines import LineFile, read_lines, write_atomically
+from rti_exp.runs.status import COMPUTE, RunUnwritable, error_record, lock, now, read_status, write_status
+
+
+class Run:
+    """The directory of one run, held by this process until `close`.
+
+    `listeners` are called with every metrics row after it is on disk (W&B, CSV).
+    """
+
+    limit_bytes = 256 * 2**20
+    """Size cap of interventions.jsonl and of rollouts.jsonl, each."""
+
+    def __init__(self, directory: Path, *, key: str, study: str, patience: float = 0.0) -> None:
+        self.directory = directory
+        self.key = key
+        self.study = study
+        self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
+        self._lock = lock(directory, patience)
+        self._evaluated: set[int] = set()
+        try:
+            self.checkpoints.mkdir(exist_ok=True)
+            self._open_files()
+        except OSError as error:
+            raise RunUnwritable(f"{directory}: cannot be written ({error.strerror})") from error
+        self.status: dict[str, Any] = read_status(directory) or {}
+        self._recount()
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        *,
+        key: str,
+        study: str,
+        config: Mapping[str, Any],
+        overrides: Sequence[str] = (),
+        seed: int = 0,
+        fresh: bool = False,
+        patience: float = 0.0,
+    ) -> Self:
+        """Lock the directory, write the config, and mark the run as running.
+
+        Ask `is_done` first: this call marks a done run as running again. `fresh` removes what is there; `patience` are
+        seconds to wait for another process that holds the directory.
+
+        Raises:
+            RunLocked: another process holds it.
+            RunUnwritable: the folder cannot be made or written.
+        """
+        run = cls(directory, key=key, study=study, patience=patience)
+        if fresh:
+            run._clear()
+        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+        try:
+            write_atomically(directory / "config.yaml", text)
+            started = run.status.get("started") or now()
+            run.status = {
+                "state": "running",
+                "run_key": key,
+                "study": study,
+                "overrides": list(overrides),
+                "seed": seed,
+                "iterations_done": run.iterations_done,
+                "started": started,
+                "ended": None,
+                "error": None,
+                "wandb_id": run.status.get("wandb_id"),
+                "compute": run.compute,
+                "pid": os.getpid(),
+            }
+            run._write_status()
+        except OSError as error:
+            run.close()
+            raise RunUnwritable(f"{directory}: cannot be written ({error.strerror})") from error
+        return run
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.directory / "checkpoints"
+
+    def _open_files(self) -> None:
+        self.metrics = LineFile(self.directory / "metrics.jsonl")
+        self.interventions = LineFile(self.directory / "interventions.jsonl", limit_bytes=self.limit_bytes)
+        self.rollouts = LineFile(self.directory / "rollouts.jsonl", limit_bytes=self.limit_bytes)
+
+    @property
+    def _files(self) -> tuple[LineFile, LineFile, LineFile]:
+        return (self.metrics, self.interventions, self.rollouts)
+
+    def _clear(self) -> None:
+        for file in self._files:
+            file.close()
+        for path in self.directory.iterdir():
+            if path.name in ("job.log", ".lock"):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        self.checkpoints.mkdir()
+        self._open_files()
+        self.status = {}
+        self._recount()
+
+    def _recount(self) -> None:
+        self.iterations_done = 0
+        self.compute: dict[str, float] = dict.fromkeys(COMPUTE, 0)
+        self._evaluated = set()
+        for row in read_lines(self.metrics.path):
+            self._count(row)
+
+    def _count(self, row: Mapping[str, Any]) -> None:
+        if row.get("kind") == "eval":
+            self._evaluated.add(int(row["iteration"]))
+        if row.get("kind") != "train":
+            return
+        self.iterations_done = max(self.iterations_done, int(row["iteration"]))
+        for name, columns in COMPUTE.items():
+            self.compute[name] += sum(row.get(column) or 0 for column in columns)
+
+    def evaluated(self, iteration: int) -> bool:
+        """Whether there is an evaluation row of this iteration (0: before the first)."""
+        return iteration in self._evaluated
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Append a row ({"kind": "train" | "eval" | "probe", "iteration": ...}), and bring the status up to it."""
+        self.metrics.append([row])
+        self._count(row)
+        self.update(iterations_done=self.iterations_done, compute=self.compute)
+        for listener in self.listeners:
+            listener(row)
+
+    def append_intervention(self, record: Mapping[str, Any]) -> None:
+        self.interventions.append([record])
+
+    def append_interventions(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Several at once, with one wait for the disk."""
+        self.interventions.append(records)
+
+    def append_rollouts(self, record: Mapping[str, Any]) -> None:
+        self.rollouts.append([record])
+
+    def truncate_after(self, iteration: int) -> None:
+        """Drop all rows of later iterations: a run that goes on from a checkpoint writes them anew."""
+        for file in self._files:
+            file.keep(lambda row: int(row["iteration"]) <= iteration)
+        self._recount()
+        self.update(iterations_done=self.iterations_done, compute=self.compute)
+
+    def update(self, **fields: Any) -> None:
+        """Set fields of status.json."""
+        self.status = {**self.status, **fields}
+        self._write_status()
+
+    def finish(self, state: str, error: BaseException | None = None) -> None:
+        """Write the run's last state: done, failed or interrupted."""
+        self.update(state=state, ended=now(), error=None if error is None else error_record(error))
+
+    def _write_status(self) -> None:
+        write_status(self.directory, self.status)
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        for file in self._files:
+            file.close()
+        os.close(self._lock)
