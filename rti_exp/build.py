@@ -19,7 +19,7 @@ from hydra.utils import instantiate
 from rti_exp.algorithm_settings import CORRECTED, LuffySettings, teacher_path
 from rti_exp.config import Config, Part, check_files
 from rti_exp.envs.base import Environment
-from rti_exp.group_settings import CorrectorSettings, role_settings, verifier_settings
+from rti_exp.group_settings import CorrectorSettings, verifier_settings
 from rti_exp.paths import policy_folder
 from rti_exp.runs import Run
 from rti_exp.settings import SettingsError
@@ -142,11 +142,11 @@ def corrector(config: Config, policy: Player, device: torch.device) -> Corrector
         return None
     prompt = config.prompts.corrector
     if not isinstance(part.options, CorrectorSettings):
-        return make(part, policy=policy, prompt=prompt, **part.options)
-    settings = role_settings(part.options)
-    if part.options.path is None:
+        return make(part, policy=policy, prompt=prompt, **_options(part))
+    settings = part.options
+    if settings.path is None:
         return make(part, engine=policy.engine, renderer=policy.renderer, prompt=prompt, settings=settings)
-    writer = player(config, part.options.path, key="corrector.path", device=device)
+    writer = player(config, settings.path, key="corrector.path", device=device)
     return make(
         part,
         engine=writer.engine,

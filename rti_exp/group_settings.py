@@ -7,7 +7,7 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from rti_exp.settings import CHECK_NAMES, RolePrompt, RoleSettings, SettingsError, VerifierSettings
+from rti_exp.settings import CHECK_NAMES, RolePrompt, RoleSettings, SamplingSettings, SettingsError, VerifierSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class LocalEngineSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CorrectorSettings(RoleSettings):
+class CorrectorSettings(SamplingSettings):
     """`path` is the model that corrects; null is the policy itself."""
 
     path: str | None = None
@@ -139,12 +139,8 @@ class TopSettings:
             raise SettingsError("runs_root='': must be a folder")
 
 
-def role_settings(node: RoleSettings) -> RoleSettings:
-    """The part of a role's group that says how it is sampled."""
-    return RoleSettings(**{entry.name: getattr(node, entry.name) for entry in dataclasses.fields(RoleSettings)})
-
-
 def verifier_settings(node: VerifierNode) -> tuple[VerifierSettings, RoleSettings]:
     """The two halves of the verifier's group."""
     checks = [name for name in CHECK_NAMES if name in node.checks]
-    return VerifierSettings(policy=node.policy, rule=node.rule, checks=checks), role_settings(node)
+    asked = RoleSettings(**{entry.name: getattr(node, entry.name) for entry in dataclasses.fields(RoleSettings)})
+    return VerifierSettings(policy=node.policy, rule=node.rule, checks=checks), asked

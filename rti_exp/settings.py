@@ -197,25 +197,34 @@ class RolePrompt:
     role: str = "system"
 
     def __post_init__(self) -> None:
-        _check(self.role in ("system", "user"), "prompts.*.role", self.role, '"system" or "user"')
+        _check(self.role in ("system", "user"), "role", self.role, '"system" or "user"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoleSettings:
-    """How a role is sampled."""
+class SamplingSettings:
+    """How a role is sampled. Its errors name the key without its group, which `typed` puts before it."""
 
     temperature: float = 0.0
     max_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        _check_finite("temperature", self.temperature, least=0.0, wanted="a finite number >= 0")
+        _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "an integer >= 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSettings(SamplingSettings):
+    """How a role that judges is asked."""
+
     retries: int = 1
     """Further tries, with other seeds at temperature 1, for an answer that could not be read."""
     steps_per_call: int = 8
     """Validator only: steps judged in one batch before looking whether one was harmful."""
 
     def __post_init__(self) -> None:
-        _check_finite("temperature of a role", self.temperature, least=0.0, wanted="a finite number >= 0")
-        _check(self.max_tokens >= 1, "max_tokens of a role", self.max_tokens, "an integer >= 1")
-        _check(self.retries >= 0, "retries of a role", self.retries, "an integer >= 0")
-        _check(self.steps_per_call >= 1, "validator.steps_per_call", self.steps_per_call, "an integer >= 1")
+        SamplingSettings.__post_init__(self)  # no super(): a dataclass with slots is another class than its body's
+        _check(self.retries >= 0, "retries", self.retries, "an integer >= 0")
+        _check(self.steps_per_call >= 1, "steps_per_call", self.steps_per_call, "an integer >= 1")
 
 
 CHECK_NAMES = ("gold", "leak", "plausible")

@@ -55,7 +55,7 @@ def typed(cls: type[Settings], node: Mapping[str, Any], key: str) -> Settings:
         return dataclasses.replace(settings, **nested) if nested else settings
     except SettingsError as error:
         message = str(error)
-        raise SettingsError(message if message.startswith(prefix) else f"{key}: {message}") from error
+        raise SettingsError(message if message.startswith(prefix) else prefix + message) from error
 
 
 def _nests(hint: Any) -> bool:

@@ -88,7 +88,7 @@ def test_defaults_of_the_contract(composed: Composed) -> None:
     assert (config.evaluation.every, config.evaluation.tasks, config.evaluation.samples) == (10, 96, 8)
     assert (config.gate.delta, config.reweight.eps_cal) == (5.0, 0.2)
     assert (config.intervention.max_per_group, config.intervention.corrections) == (None, 3)
-    assert (config.rollout.max_tokens, config.rollout.max_context) == (32, 512)
+    assert (config.rollout.max_tokens, config.rollout.max_context) == (32, 96)
     assert config.top == TopSettings(study=None, runs_root="runs", fresh=False, size="full")
 
 
@@ -248,9 +248,11 @@ def test_quick_is_small_and_debug_smaller(composed: Composed) -> None:
         (["study=../elsewhere"], r"study='\.\./elsewhere': must be a plain folder name"),
         (["study=''"], r"study='': must be a plain folder name"),
         (["verifier.checks=[tone]"], r"verifier\.checks=\['tone'\]"),
-        (["verifier.retries=-1"], r"verifier: retries of a role=-1"),
+        (["verifier.retries=-1"], r"^verifier\.retries=-1: must be an integer >= 0"),
+        (["+corrector.retries=1"], r"^corrector\.retries: unknown key; "),
+        (["corrector.max_tokens=0"], r"^corrector\.max_tokens=0: must be an integer >= 1"),
         (["corrector.path=3.5", "corrector.temperature=hot"], r"corrector\.temperature='hot'"),
-        (["prompts.verifier.gold.role=tool"], r"prompts\.verifier\.gold: prompts\.\*\.role='tool'"),
+        (["prompts.verifier.gold.role=tool"], r"^prompts\.verifier\.gold\.role='tool': must be"),
         (["gate={delta:5}", "+gate.extra={a:1}"], r"gate\.extra: unknown key; "),
         (["budget.tokens=0"], r"budget\.tokens=0\.0: must be a number > 0, or inf"),
         (["probe.cases=0"], r"probe\.cases=0: must be an integer >= 1"),

@@ -13,7 +13,7 @@ from rti_exp.engines.base import Engine, GenerateRequest, Sampling
 from rti_exp.intervention.case import Case
 from rti_exp.intervention.prompts import is_closed, role_message, with_request
 from rti_exp.rollout.render import Renderer
-from rti_exp.settings import RolePrompt, RoleSettings
+from rti_exp.settings import RolePrompt, SamplingSettings
 from rti_exp.types import Completion, Correction, Message, Verdict
 
 
@@ -69,7 +69,7 @@ class SelfCorrector:
 
     same_tokenizer = True
 
-    def __init__(self, *, engine: Engine, renderer: Renderer, prompt: RolePrompt, settings: RoleSettings) -> None:
+    def __init__(self, *, engine: Engine, renderer: Renderer, prompt: RolePrompt, settings: SamplingSettings) -> None:
         self.engine = engine
         self.renderer = renderer
         self.prompt = prompt
@@ -101,7 +101,7 @@ class TeacherCorrector:
         policy_renderer: Renderer,
         same_tokenizer: bool,
         prompt: RolePrompt,
-        settings: RoleSettings,
+        settings: SamplingSettings,
     ) -> None:
         self.engine = engine
         self.renderer = policy_renderer if same_tokenizer else renderer
@@ -150,7 +150,7 @@ def _draw(
     renderer: Renderer,
     prompts: Sequence[tuple[int, ...]],
     rewrites: Sequence[Rewrite],
-    settings: RoleSettings,
+    settings: SamplingSettings,
 ) -> list[Completion]:
     if not rewrites:
         return []
