@@ -67,8 +67,8 @@ def transcript(turns: Sequence[Turn]) -> str:
 def rollout_record(iteration: int, group: Group, advantages: Sequence[float], decode: Decode) -> dict[str, Any]:
     """A line of rollouts.jsonl: the group as sampled and, where a correction was accepted, what came into it.
 
-    Streams hold one value for each token: id, author (0 environment, 1 policy, 2 corrector), whether its author
-    makes it trainable, weight rho, behaviour log-prob (null for the environment's).
+    Streams hold one value for each token: id, author (0 environment, 1 policy, 2 corrector, 3 teacher), whether its
+    author makes it trainable, weight rho, behaviour log-prob (null for the environment's).
     """
     merged = [trajectory for trajectory in group.trajectories if trajectory.fork is not None]
     by_trajectory = dict(zip(map(id, group.trajectories), advantages, strict=True))
