@@ -104,6 +104,9 @@ class ProbeSettings:
             raise SettingsError(f"probe.cases={self.cases}: must be an integer >= 1")
 
 
+PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings:
     """What Lightning's Trainer is made of."""
@@ -113,6 +116,7 @@ class TrainerSettings:
     num_nodes: int = 1
     strategy: str = "auto"
     precision: str = "32-true"
+    """One of `PRECISIONS`. fp16 is not among them: its gradients are scaled when the learner clips them."""
     threads: int = 1
     """CPU threads of torch in each process; one, so that figures do not depend on the machine's cores."""
     deterministic: bool = True
@@ -121,6 +125,8 @@ class TrainerSettings:
         for name in ("devices", "num_nodes", "threads"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"trainer.{name}={getattr(self, name)}: must be an integer >= 1")
+        if self.precision not in PRECISIONS:
+            raise SettingsError(f"trainer.precision={self.precision!r}: must be one of {', '.join(PRECISIONS)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
@@ -22,6 +22,9 @@ from rti_exp.config import Config, check
 from rti_exp.runs import Run, RunLocked, is_done
 from rti_exp.settings import SettingsError
 from rti_exp.sweep import SWEEP_PID
+
+if TYPE_CHECKING:
+    from rti_exp.loggers import RunLogger
 
 PATIENCE_SECONDS = 15.0
 """How long a sweep's job waits for the directory: the job of a sweep that was killed may still be ending."""
@@ -108,6 +111,8 @@ def _recorded(config: Config, run: Run) -> int:
 
 
 def _finish(run: Run, state: str, error: BaseException | None) -> None:
+    if is_done(run.directory):  # what came after that is no matter of the run's
+        return
     try:
         run.finish(state, error)
     except OSError as broken:  # a full disk: the status from before stands
@@ -134,8 +139,17 @@ def _train(config: Config, run: Run | None, directory: Path) -> int:
         raise
     finally:
         if logger is not None and run is not None:
-            logger.finish(state, run)
+            _end_logger(logger, state, run)
     return DONE
+
+
+def _end_logger(logger: RunLogger, state: str, run: Run) -> None:
+    """A logger that breaks here changes neither how the run ended nor its error."""
+    try:
+        logger.finish(state, run)
+    except Exception:  # code of others: W&B's, for one
+        traceback.print_exc()
+        print(f"the logger could not be ended; the run is {state}", file=sys.stderr)
 
 
 def _printer(config: Config) -> Any:

@@ -44,7 +44,7 @@ class Status(enum.StrEnum):
 
     OK = "ok"
     TRUNCATED = "truncated"
-    """Ran out of turns or tokens. Valid: scored as the environment scores an unfinished episode."""
+    """Ran out of turns or tokens. Valid, with reward 0: the environment scores finished episodes only."""
     INFRASTRUCTURE_FAILURE = "infrastructure_failure"
     """The environment or an engine broke. Never a reward: left out of every statistic, and counted."""
 

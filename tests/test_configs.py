@@ -244,6 +244,7 @@ def test_quick_is_small_and_debug_smaller(composed: Composed) -> None:
         (["+engine.rows=3"], r"engine\.rows: unknown key; "),
         (["engine.max_batch=0"], r"engine\.max_batch=0: must be an integer >= 1"),
         (["trainer.devices=0"], r"trainer\.devices=0: must be an integer >= 1"),
+        (["trainer.precision=16-mixed"], r"^trainer\.precision='16-mixed': must be one of 32-true, 64-true, bf16-mi"),
         (["policy.dtype=int8"], r"policy\.dtype='int8': must be float32"),
         (["study=../elsewhere"], r"study='\.\./elsewhere': must be a plain folder name"),
         (["study=''"], r"study='': must be a plain folder name"),

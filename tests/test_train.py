@@ -237,6 +237,35 @@ def test_a_full_disk_fails_the_run_and_keeps_its_rows(
     assert rows(directory)[: len(kept)] == kept
 
 
+@pytest.mark.parametrize(("error", "code", "state"), [(None, 0, "done"), (KeyError("reward"), 1, "failed")])
+def test_a_logger_that_breaks_at_the_end_changes_nothing(
+    composed: Composed,
+    small: Sequence[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception | None,
+    code: int,
+    state: str,
+) -> None:
+    class Experiment:
+        def fit(self) -> None:
+            if error is not None:
+                raise error
+
+    class Logger:
+        def log(self, row: Any) -> None: ...
+
+        def finish(self, state: str, run: Run) -> None:
+            raise RuntimeError("the service is gone")
+
+    monkeypatch.setattr(job.build, "experiment", lambda *_, **__: Experiment())
+    monkeypatch.setattr(job.build, "run_logger", lambda *_: Logger())
+    found, directory = run_here(composed(*small))
+    status = read_status(directory)
+    assert status is not None
+    assert (found, status["state"]) == (code, state)
+    assert (status["error"] or {}).get("type") == (None if error is None else "KeyError")
+
+
 def test_seeds_differ_and_zero_is_one(composed: Composed, small: Sequence[str]) -> None:
     results = [
         rows(run_here(composed(*small, "max_iterations=1", f"seed={seed}"))[1], "rollouts.jsonl") for seed in (0, 1)
