@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("build",),
     ("sweep_display", "sweep"),
     ("job", "launcher"),
-    ("train", "evaluate", "report", "play", "warmstart", "roles", "compute"),
+    ("train", "evaluate", "report", "play", "warmstart", "roles", "compute", "wandb_report"),
 )
 RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ANALYSIS_MAY_IMPORT = {"types", "settings", "randomness", "jsonlines", "runs", "paths", "objective", "analysis"}
@@ -75,7 +75,8 @@ def test_nothing_imports_rightwards(path: Path) -> None:
 
 def test_analysis_reads_runs_only() -> None:
     for path in PACKAGE.joinpath("analysis").rglob("*.py"):
-        assert imported_parts(path) <= ANALYSIS_MAY_IMPORT, path
+        rule = {"intervention"} if path.stem == "leaks" else set()  # the leak rule, which knows `types` only
+        assert imported_parts(path) <= ANALYSIS_MAY_IMPORT | rule, path
 
 
 def test_only_build_instantiates() -> None:

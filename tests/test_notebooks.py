@@ -49,8 +49,39 @@ def test_the_notebook_shows_a_study(execute: ModuleType, tmp_path: Path, monkeyp
     assert [text.count("<svg") for text in shown] == [0, 5, 3, 0]
 
 
-def test_the_notebook_is_stored_without_outputs_or_logic():
-    notebook = nbformat.read(NOTEBOOKS / "reading_a_sweep.ipynb", as_version=4)
+@pytest.mark.parametrize(
+    ("name", "figures", "telling"),
+    [
+        ("delta_study", [0, 0, 3, 0, 2], ["0.812 [0.750,&nbsp;0.938]", "Difference to gate.delta=0"]),
+        ("no_verifier", [0, 0, 0, 3, 1], ["<td>gate.delta=5</td><td class=number>2</td><td class=number>0</td>"]),
+        ("self_vs_teacher", [0, 0, 2, 0, 3], ["<td class=number>2.12</td><td class=number>33.3%</td>"]),
+        ("training_dynamics", [0, 1, 2, 2, 3], ["Fixed probe, ret: perplexity"]),
+        ("reading_interventions", [0, 0, 0, 0, 0], ["3 of 3 interventions.", "<ins>, Kyoto</ins>", "&lt;think&gt;"]),
+    ],
+)
+def test_the_notebooks_of_the_studies_show_their_charts(
+    execute: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    figures: list[int],
+    telling: list[str],
+):
+    study = studies.write_delta_study(tmp_path / "runs" / "delta")
+    studies.add_probes(study)
+    monkeypatch.setenv("RTI_STUDY", str(study))
+    path = NOTEBOOKS / f"{name}.ipynb"
+    assert execute.main([str(path), "--output", str(tmp_path)]) == 0
+    notebook = nbformat.read(tmp_path / path.name, as_version=4)
+    shown = [output["data"]["text/html"] for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert [text.count("<svg") for text in shown] == figures
+    for text in telling:
+        assert text in "".join(shown), text
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_is_stored_without_outputs_or_logic(path: Path):
+    notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.outputs == [] and cell.execution_count is None for cell in code)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rti_exp.analysis.text import short_name
+from rti_exp.runs.flat import Flat
 
 VOLATILE = ("seed", "study", "runs_root", "fresh", "size", "logger", "hydra", "trainer")
 """Keys that make no arm, with all below them; but `trainer.precision` changes results, and does."""
@@ -16,20 +17,6 @@ ABSENT = "default"
 
 PLAIN = frozenset({"none", "null", "off", "grpo", ABSENT})
 """Choices that mean "nothing added": they sort first, as does a delta of 0."""
-
-Flat = dict[str, Any]
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> Flat:
-    """Nested config as {"gate.delta": 5.0, ...}; lists stay values; an empty mapping is itself a value."""
-    flat: Flat = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{name}.")
-        else:
-            flat[name] = value
-    return flat
 
 
 def is_volatile(key: str) -> bool:
@@ -126,9 +113,7 @@ def swept_values(configs: Sequence[Flat], overrides: Sequence[Sequence[str]]) ->
         told |= explained
     # An option may set keys outside of its group: `algorithm=luffy` switches the corrector off.
     told |= {
-        key
-        for key in differing
-        if key not in typed and any(_told_by(group, key, configs, choices) for group in named)
+        key for key in differing if key not in typed and any(_told_by(group, key, configs, choices) for group in named)
     }
     names = [*named, *(key for key in differing if key not in told)]
     order = {key: place for place, key in enumerate(typed)}

@@ -138,10 +138,11 @@ def _when(row: Mapping[str, Any]) -> float:
 
 def entries(study: Study, most: int) -> list[dict[str, Any]]:
     states = dict(zip(study.runs["run_key"].tolist(), study.runs["state"].tolist(), strict=True))
-    return [entry(row, _record(row), states[row["run_key"]]) for row in choose(study, most)]
+    return [entry(row, recorded(row), states[row["run_key"]]) for row in choose(study, most)]
 
 
-def _record(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def recorded(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The whole record of an index row; its index and an error where the file cannot be read any more."""
     try:
         return read_record(row)
     except (OSError, ValueError) as error:  # a live run may have rewritten its file since it was indexed

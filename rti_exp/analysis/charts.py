@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from rti_exp.analysis.figures import INK, PAPER, SIZE, Chart
@@ -34,7 +35,7 @@ def arm_colours(study: Study) -> dict[str, tuple[str, str]]:
     }
 
 
-def _legend(axes: Axes, *, least: int = 2) -> None:
+def legend(axes: Axes, *, least: int = 2) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) >= least:
         axes.figure.legend(handles, labels, loc="outside lower left", ncols=min(3, len(handles)))
@@ -62,7 +63,7 @@ def _headline(study: Study, arms: Sequence[ArmSummary]) -> Callable[[Axes], None
         axes.set_xlim(-0.02, 1.02)
         axes.set_ylim(-0.6, len(arms) - 0.4)
         axes.grid(axis="y", visible=False)
-        _legend(axes)
+        legend(axes)
 
     return draw
 
@@ -73,7 +74,11 @@ Series = dict[str, dict[int, dict[int, float]]]
 
 def metric_series(study: Study, metric: str) -> Series:
     """A column of the train rows; iterations without a value are left out."""
-    rows = study.of_usable(study.metrics)
+    return series_of(study.of_usable(study.metrics), metric)
+
+
+def series_of(rows: pd.DataFrame, metric: str) -> Series:
+    """A column of a frame with arm, seed and iteration; what is not finite is left out."""
     series: Series = {}
     if metric not in rows:
         return series
@@ -98,7 +103,9 @@ def evaluation_series(study: Study, k: int) -> Series:
     return series
 
 
-def _curves(study: Study, series: Series, title: str, label: str, *, share: bool) -> Callable[[Axes], None]:
+def curves(
+    study: Study, series: Series, title: str, label: str, *, share: bool, log: bool = False
+) -> Callable[[Axes], None]:
     """Mean over seeds where all seeds have a value, in a band from the lowest to the highest seed."""
     colours = arm_colours(study)
 
@@ -119,10 +126,12 @@ def _curves(study: Study, series: Series, title: str, label: str, *, share: bool
                 axes.fill_between(iterations, low, high, color=colour, alpha=0.18, linewidth=0)
         if share:
             axes.set_ylim(-0.02, 1.02)
+        if log:
+            axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("RL iteration")
         axes.set_ylabel(label)
-        _legend(axes)
+        legend(axes)
 
     return draw
 
@@ -155,7 +164,7 @@ def _funnel(arms: Sequence[ArmSummary]) -> Callable[[Axes], None]:
         axes.set_yticks(range(len(known)), [f"{arm.arm}\n{arm.attempts:.0f} attempts" for arm in known])
         axes.set_xlim(0, 1)
         axes.grid(axis="y", visible=False)
-        _legend(axes, least=1)
+        legend(axes, least=1)
 
     return draw
 
@@ -201,7 +210,7 @@ def _perplexity_histogram(study: Study) -> Callable[[Axes], None]:
             )
         axes.set_xlabel("perplexity (log scale)")
         axes.set_ylabel("corrections")
-        _legend(axes)
+        legend(axes)
 
     return draw
 
@@ -229,7 +238,7 @@ def _compute(arms: Sequence[ArmSummary]) -> Callable[[Axes], None]:
         axes.set_yticks(range(len(arms)), labels)
         axes.set_xlabel("thousand tokens, roles included")
         axes.grid(axis="y", visible=False)
-        _legend(axes)
+        legend(axes)
 
     return draw
 
@@ -253,14 +262,14 @@ def charts(study: Study, summary: Summary) -> list[Chart]:
     for k in KS:
         series = evaluation_series(study, k)
         if series:
-            draw = _curves(study, series, f"Held-out pass@{k}", f"pass@{k}", share=True)
+            draw = curves(study, series, f"Held-out pass@{k}", f"pass@{k}", share=True)
             caption = f"Held-out pass@{k} over training; the band spans the seeds."
             found.append(Chart(name=f"heldout_pass_{k}", caption=caption, draw=draw))
     for name, metric, title, label in CURVES:
         series = metric_series(study, metric)
         if series:
             share = label == "share of groups"
-            draw = _curves(study, series, title, label, share=share)
+            draw = curves(study, series, title, label, share=share)
             found.append(Chart(name=name, caption=f"{title} ({metric}); the band spans the seeds.", draw=draw))
     if any(arm.attempts > 0 for arm in arms):
         caption = "What became of the interventions of each arm."

@@ -105,6 +105,12 @@ class Fragment:
         return self.text
 
 
+def show(*found: Sheet | Chart) -> Fragment:
+    """Tables and charts in this order, for a notebook."""
+    parts = [as_charts([one]) if isinstance(one, Chart) else as_table(one) for one in found]
+    return Fragment("\n".join(parts) or "<p class=note>Nothing to show: no finished run has data for it.</p>")
+
+
 def show_tables(study: Study, summary: Summary) -> Fragment:
     """All tables, for a notebook."""
     return Fragment("\n".join(as_table(sheet) for sheet in sheets(study, summary)))

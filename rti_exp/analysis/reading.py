@@ -18,6 +18,7 @@ import yaml
 
 from rti_exp.analysis import arms
 from rti_exp.analysis.interventions import INDEX_COLUMNS, number, number_or_nan, read_index, read_lines
+from rti_exp.runs.flat import flatten
 
 RUN_FILES = ("status.json", "config.yaml", "metrics.jsonl", "job.log")
 STATES = ("running", "done", "failed", "interrupted")
@@ -60,6 +61,7 @@ class Study:
     runs: one row per run directory, RUN_COLUMNS. `usable` is whether it may enter a mean.
     evaluations: one row per run, evaluation and task, EVALUATION_COLUMNS.
     metrics: one row per run and training iteration: run_key, arm, seed, iteration, the flat metrics.
+    probes: the same of the fixed probe's rows.
     interventions: one row per recorded attempt: run_key, arm, seed, INDEX_COLUMNS of
         `rti_exp.analysis.interventions`, which reads the whole record from such a row.
     missing: (arm, seed) that other arms or seeds of the study have, and that has no run directory.
@@ -71,6 +73,7 @@ class Study:
     runs: pd.DataFrame
     evaluations: pd.DataFrame
     metrics: pd.DataFrame
+    probes: pd.DataFrame
     interventions: pd.DataFrame
     missing: tuple[tuple[str, int], ...]
     problems: tuple[Problem, ...]
@@ -101,6 +104,7 @@ class _RawRun:
     status: dict[str, Any]
     config: dict[str, Any]
     train: dict[int, dict[str, float]]
+    probes: dict[int, dict[str, float]]
     evaluations: list[dict[str, Any]]
     interventions: list[dict[str, Any]]
     damage: list[str]
@@ -134,6 +138,10 @@ def _evaluation_rows(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    return {key: number(value) for key, value in row.items() if key not in ("kind", "iteration")}
+
+
 def _read_metrics(run: _RawRun) -> None:
     evaluations: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for _, row in read_lines(run.path / "metrics.jsonl", run.damage):
@@ -142,9 +150,9 @@ def _read_metrics(run: _RawRun) -> None:
                 iteration = int(row["iteration"])
                 if iteration in run.train:
                     run.remarks.append(f"metrics.jsonl has iteration {iteration} twice; the last is used")
-                run.train[iteration] = {
-                    key: number(value) for key, value in row.items() if key not in ("kind", "iteration")
-                }
+                run.train[iteration] = _numbers(row)
+            elif row["kind"] == "probe":
+                run.probes[int(row["iteration"])] = _numbers(row)
             elif row["kind"] == "eval":
                 key = (int(row["iteration"]), str(row["split"]))
                 if key in evaluations:
@@ -166,7 +174,7 @@ def _check_whole(run: _RawRun) -> None:
 
 
 def _read_run(path: Path, *, interventions: bool) -> _RawRun:
-    run = _RawRun(path, {}, {}, {}, [], [], [], [])
+    run = _RawRun(path, {}, {}, {}, {}, [], [], [], [])
     run.status = _read_object(path / "status.json", json.loads, run.damage)
     run.config = _read_object(path / "config.yaml", yaml.safe_load, run.damage)
     if (path / "metrics.jsonl").exists() or run.status.get("state") == "done":
@@ -272,7 +280,7 @@ def load_study(path: str | Path, *, interventions: bool = True) -> Study:
         raise StudyError(f"{path} is a single run; its study is {path.resolve().parent}")
     raw = [_read_run(directory, interventions=interventions) for directory in run_directories(path)]
     readable = [run for run in raw if run.config]
-    flats = {run.path: arms.flatten(run.config) for run in raw}
+    flats = {run.path: flatten(run.config) for run in raw}
     overrides = [_texts(run.status.get("overrides")) for run in readable]
     swept = arms.swept_values([flats[run.path] for run in readable], overrides)
     values = {run.path: value for run, value in zip(readable, swept, strict=True)}
@@ -282,6 +290,7 @@ def load_study(path: str | Path, *, interventions: bool = True) -> Study:
     tags = [{key: row[key] for key in ("run_key", "arm", "seed")} for row in rows]
     runs = list(zip(raw, tags, strict=True))
     train = [{**tag, "iteration": place, **run.train[place]} for run, tag in runs for place in sorted(run.train)]
+    probes = [{**tag, "iteration": place, **run.probes[place]} for run, tag in runs for place in sorted(run.probes)]
     return Study(
         name=path.resolve().name,
         path=path,
@@ -289,6 +298,7 @@ def load_study(path: str | Path, *, interventions: bool = True) -> Study:
         runs=_frame(rows, RUN_COLUMNS),
         evaluations=_frame([tag | row for run, tag in runs for row in run.evaluations], EVALUATION_COLUMNS),
         metrics=_frame(train, ("run_key", "arm", "seed", "iteration")),
+        probes=_frame(probes, ("run_key", "arm", "seed", "iteration")),
         interventions=_frame(
             [tag | row for run, tag in runs for row in run.interventions],
             ("run_key", "arm", "seed", *INDEX_COLUMNS),

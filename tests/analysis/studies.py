@@ -160,6 +160,17 @@ def write_delta_study(study_dir: Path) -> Path:
     return study_dir
 
 
+def add_probes(study_dir: Path) -> None:
+    """Two probe rows in each run: perplexity 4, then 2; of ret 8, then 4."""
+    for path in study_dir.glob("*/metrics.jsonl"):
+        rows = [
+            {"kind": "probe", "iteration": i, "perplexity": 4 / (i + 2) * 2, "perplexity/ret": 16 / (i + 2)}
+            for i in (0, 2)
+        ]
+        with open(path, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
 def edit_status(directory: Path, **fields: Any) -> None:
     path = directory / "status.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
