@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -162,17 +163,28 @@ def _part(key: str, node: Mapping[str, Any], cls: type | Mapping[str, type] | No
 
 
 def check_files(config: Config) -> None:
-    """That the models that the config names are there.
+    """That the models that the config names are there, and have positions for a whole trajectory.
 
     Raises:
-        SettingsError: naming the key and the missing file.
+        SettingsError: naming the key, and the missing file or what would be right.
     """
-    policy_folder(config.policy.path)
+    _check_positions(policy_folder(config.policy.path), config.rollout.max_context)
     if isinstance(config.corrector.options, CorrectorSettings) and config.corrector.options.path is not None:
         policy_folder(config.corrector.options.path, "corrector.path")
     teacher = teacher_path(config.algorithm.options)
     if teacher is not None:
-        policy_folder(teacher, "algorithm.teacher")
+        _check_positions(policy_folder(teacher, "algorithm.teacher"), config.rollout.max_context)
+
+
+def _check_positions(folder: Path, max_context: int) -> None:
+    try:
+        positions = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
+    except (ValueError, AttributeError) as error:
+        raise SettingsError(f"{folder / 'config.json'}: is no model's config ({error})") from error
+    if positions is not None and max_context > positions:
+        raise SettingsError(
+            f"rollout.max_context={max_context}: must be at most {positions}, the positions of {folder}"
+        )
 
 
 def _only(nodes: Mapping[str, Any], cls: type) -> dict[str, Any]:

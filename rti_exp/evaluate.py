@@ -69,8 +69,10 @@ def evaluate(config: Config, directory: Path | None) -> dict[str, Any]:
     """The eval row (as in metrics.jsonl) of a run's newest valid checkpoint, or of the policy as it is.
 
     Raises:
-        SettingsError: the run has no valid checkpoint.
+        SettingsError: the run has no valid checkpoint, or there is no task.
     """
+    if config.evaluation.tasks == 0:
+        raise SettingsError("eval.tasks=0: must be an integer >= 1, there is nothing else to do here")
     from rti_exp.callbacks import evaluation_row, interleaved_families
     from rti_exp.checkpoints import latest_valid_checkpoint
 

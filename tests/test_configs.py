@@ -217,6 +217,7 @@ def test_who_corrects(composed: Composed, overrides: list[str], corrected: bool)
         (["algorithm=sft", "corrector=none"], r"corrector: with rti_exp\.objective\.sft\.SFT it must be not none"),
         (["algorithm=opd", "corrector=self"], r"corrector: with rti_exp\.objective\.opd\.OPD it must be none"),
         (["algorithm=luffy", "algorithm.n_prefix=4", "group_size=4"], r"n_prefix=4: must be below group_size=4"),
+        (["rollout.max_context=2049"], r"^rollout\.max_context=2049: must be at most 2048, the positions of "),
         (["algorithm=luffy", "algorithm.teacher=nowhere"], r"algorithm\.teacher='nowhere': there is no nowhere"),
     ],
 )
