@@ -1,0 +1,47 @@
+"""`python -m rti_exp.roles` on the embedded policy: it measures, and what it measures is not chance."""
+
+import pytest
+
+from rti_exp import roles
+
+
+@pytest.fixture(autouse=True)
+def few_plays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roles, "PLAYS", 6)
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def rows(text: str) -> dict[tuple[str, str], float]:
+    """(what, case) -> value, shares as percentages."""
+    found = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("│").split("│")]
+        if len(cells) == 4 and cells[3].isdigit():
+            found[cells[0], cells[1]] = float(cells[2].rstrip("%"))
+    return found
+
+
+def test_the_embedded_policy_plays_its_roles_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert roles.main(["seed=3"]) == 0
+    table = rows(capsys.readouterr().out)
+    assert table["validator right", "harmful"] >= 90
+    assert table["validator right", "harmless"] >= 90
+    assert table["verifier passes", "leak: clean"] >= 90
+    assert table["verifier passes", "leak: leaky"] <= 20
+    assert table["corrector writes, goal unseen", "leaky"] > table["corrector writes, goal unseen", "clean"]
+    shares = [value for (what, _), value in table.items() if what == "corrector writes"]
+    assert sum(shares) == pytest.approx(100, abs=0.5)
+
+
+def test_the_teachers_corrections_lie_further_from_the_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert roles.main(["corrector=teacher"]) == 0
+    table = rows(capsys.readouterr().out)
+    assert table["corrector writes", "formal"] >= 60
+    assert table["perplexity, median", "formal"] > 5
+
+
+def test_bad_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert roles.main(["policy.path=nowhere"]) == 2
+    assert "policy.path='nowhere'" in capsys.readouterr().err
+    assert roles.main(["gate.delta=-1"]) == 2
+    assert "gate.delta=-1" in capsys.readouterr().err
