@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from rti_exp import build
 from rti_exp.config import Config, check
-from rti_exp.runs import Run, RunLocked, is_done
+from rti_exp.runs import Run, RunDone, RunLocked, is_done
 from rti_exp.settings import SettingsError
 from rti_exp.sweep import SWEEP_PID
 
@@ -62,6 +62,9 @@ def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: st
             fresh=config.top.fresh,
             patience=PATIENCE_SECONDS if _end_with_the_sweep() else 0.0,
         )
+    except RunDone as error:  # by the process that held it meanwhile
+        print(error)
+        return DONE
     except RunLocked as error:
         print(error, file=sys.stderr)
         return FAILED

@@ -19,6 +19,7 @@ from rti_exp.runs.run import Run
 from rti_exp.runs.status import (
     COMPUTE,
     STATES,
+    RunDone,
     RunLocked,
     RunUnwritable,
     death_record,
@@ -36,6 +37,7 @@ __all__ = [
     "COMPUTE",
     "STATES",
     "Run",
+    "RunDone",
     "RunLocked",
     "RunRecord",
     "RunUnwritable",

@@ -11,7 +11,7 @@ from typing import Any, Self
 import yaml
 
 from rti_exp.jsonlines import LineFile, read_lines, write_atomically
-from rti_exp.runs.status import COMPUTE, RunUnwritable, error_record, lock, now, read_status, write_status
+from rti_exp.runs.status import COMPUTE, RunDone, RunUnwritable, error_record, lock, now, read_status, write_status
 
 
 class Run:
@@ -53,16 +53,20 @@ class Run:
     ) -> Self:
         """Lock the directory, write the config, and mark the run as running.
 
-        Ask `is_done` first: this call marks a done run as running again. `fresh` removes what is there; `patience` are
-        seconds to wait for another process that holds the directory.
+        `fresh` removes what is there, a done run too; `patience` are seconds to wait for another process that holds
+        the directory.
 
         Raises:
+            RunDone: the run is done, perhaps since the lock was waited for. Nothing is changed.
             RunLocked: another process holds it.
             RunUnwritable: the folder cannot be made or written.
         """
         run = cls(directory, key=key, study=study, patience=patience)
         if fresh:
             run._clear()
+        elif run.status.get("state") == "done":
+            run.close()
+            raise RunDone(f"already done: {directory} (fresh=true starts over)")
         text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
         try:
             write_atomically(directory / "config.yaml", text)

@@ -28,6 +28,10 @@ COMPUTE = {
 """What `status.compute` sums up, by the columns of the train rows."""
 
 
+class RunDone(Exception):
+    """The run in the directory is done: there is nothing to go on with."""
+
+
 class RunLocked(Exception):
     """Another process is working in the run directory."""
 
