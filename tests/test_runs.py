@@ -13,6 +13,7 @@ import pytest
 from rti_exp.jsonlines import LineFile, read_lines, to_json, write_atomically
 from rti_exp.runs import (
     Run,
+    RunDone,
     RunLocked,
     RunUnwritable,
     is_done,
@@ -203,6 +204,20 @@ def test_a_reopened_run_keeps_its_start_and_its_counts(tmp_path: Path) -> None:
     run = opened(tmp_path, fresh=True)
     assert run.status["iterations_done"] == 0
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
+    run.close()
+
+
+def test_a_done_run_is_not_opened_but_to_start_over(tmp_path: Path) -> None:
+    run = opened(tmp_path)
+    run.append_metrics(train_row(1))
+    run.finish("done")
+    run.close()
+    before = (tmp_path / "status.json").read_bytes()
+    with pytest.raises(RunDone, match="fresh=true starts over"):
+        opened(tmp_path)
+    assert (tmp_path / "status.json").read_bytes() == before
+    run = opened(tmp_path, fresh=True)
+    assert (run.status["state"], run.status["iterations_done"]) == ("running", 0)
     run.close()
 
 
