@@ -274,7 +274,7 @@ def interventions(
             role=role,
         ),
         gate=GateSettings() if gate is None else gate,
-        reweight=ReweightSettings() if reweight is None else reweight,
+        reweight=ReweightSettings(eps_cal=0.5) if reweight is None else reweight,
         settings=InterventionSettings(corrections=1) if settings is None else settings,
         rollout=rollout,
         seed=seed,
