@@ -106,7 +106,7 @@ def test_new_jobs_run_done_ones_are_skipped_partial_ones_go_on(plan: Callable[..
     assert first.run() == 0
     assert states(first) == ["done", "done"]
     partial = first.jobs[1]
-    run = Run.open(partial.directory, key=partial.config.key, study="gate.delta", config=partial.config.plain)
+    run = Run(partial.directory, key=partial.config.key, study="gate.delta")
     run.truncate_after(1)
     run.finish("failed", RuntimeError("earlier"))
     run.close()
