@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
@@ -35,9 +37,23 @@ class Outcome:
     """The exit code of what ran last; `rti_exp.train` exits with it."""
 
     code: int = 0
+    study_dir: Path | None = None
+    """The study of a sweep that another launcher runs, whose table is still to be shown."""
 
 
 outcome = Outcome()
+
+
+STUDY = "RTI_EXP_STUDY"
+"""Tells the workers of another launcher what the sweep is called."""
+
+
+class SweepCallback(Callback):
+    """Notes which study another launcher's sweep is, since that launcher shows no table at its end."""
+
+    def on_multirun_start(self, config: DictConfig, **arguments: Any) -> None:
+        if config.hydra.launcher._target_ != TARGET:
+            outcome.study_dir = Path(config.runs_root) / (config.study or os.environ.get(STUDY, "sweep"))
 
 
 class ProcessLauncher(Launcher):

@@ -81,7 +81,7 @@ class WandbLogger:
         )
         self._wandb.define_metric("iteration")
         self._wandb.define_metric("*", step_metric="iteration")
-        run.update(wandb_id=run.key)
+        run.update(wandb_id=self._wandb.id)  # the key, but for an agent of a W&B sweep, which gives its own
 
     def log(self, row: Mapping[str, Any]) -> None:
         prefix = "" if row["kind"] == "train" else f"{row['kind']}/"
@@ -100,11 +100,16 @@ class WandbLogger:
         self._wandb.finish(exit_code=0 if state == "done" else 1)
 
 
-def _require_login(mode: str) -> None:
-    """Online without a key would ask for one at the terminal."""
+def has_login() -> bool:
+    """Whether W&B would take its key from the environment or from an earlier login; nobody is asked."""
     import wandb
 
-    if mode == "online" and not os.environ.get("WANDB_API_KEY") and not wandb.api.api_key:
+    return bool(os.environ.get("WANDB_API_KEY") or wandb.api.api_key)
+
+
+def _require_login(mode: str) -> None:
+    """Online without a key would ask for one at the terminal."""
+    if mode == "online" and not has_login():
         raise SettingsError(
             "logger.mode='online': there is no W&B login; set the environment variable WANDB_API_KEY or run "
             "`wandb login`, or take logger.mode=offline"

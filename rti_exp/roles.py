@@ -2,13 +2,15 @@
 
 Takes the same keys as rti_exp.train (`policy.path=...`, `seed=1`) and prints a table: how often the validator
 judges a step right, which corrections each check of the verifier lets pass, what the corrector writes and how
-perplexing that is under the rollout prompt; for `corrector=teacher` the teacher's corrections.
+perplexing that is under the rollout prompt; for `corrector=teacher` the teacher's corrections. Then a confusion
+matrix of the verifier's judges on planted leaks and clean corrections; `verifier=policy_and_rule` has both judges.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
@@ -19,9 +21,13 @@ from rich.table import Table
 
 from rti_exp import build
 from rti_exp.config import Config, CorrectorSettings, check
+from rti_exp.group_settings import verifier_settings
 from rti_exp.paths import assets_root
 from rti_exp.settings import SettingsError
 from rti_exp.typed import explain
+
+if TYPE_CHECKING:
+    from rti_exp.verifier_audit import Matrix
 
 PLAYS = 40
 """Failed held-out episodes per family."""
@@ -37,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with initialize_config_dir(str(assets_root() / "conf"), version_base="1.3"):
             config = check(compose("train", overrides=list(arguments)))
         build.check_parts(config)
-        Console().print(measure(config))
+        Console().print(*measure(config), sep="\n")
     except SettingsError as error:
         print(f"bad config: {error}", file=sys.stderr)
         return 2
@@ -47,10 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(config: Config) -> Table:
-    """The table; the corrector's rows are the policy's own, or those of `corrector.path`."""
+def measure(config: Config) -> list[Table]:
+    """Both tables; the corrector's rows are the policy's own, or those of `corrector.path`."""
     from rti_exp.pretraining.prior import Prior
     from rti_exp.pretraining.probe import Probe
+    from rti_exp.verifier_audit import audit
 
     build.quiet()
     build.seed_everything(config)
@@ -75,6 +82,29 @@ def measure(config: Config) -> Table:
     for row in probe.rows():
         value = f"{row.value:.2f}" if row.what == "perplexity, median" else f"{100 * row.value:.1f}%"
         table.add_row(row.what, row.case, value, str(row.count))
+    settings, role = verifier_settings(config.verifier.options)
+    found = audit(
+        settings,
+        engine=policy.engine,
+        renderer=policy.renderer,
+        prompts=config.prompts,
+        role=role,
+        seed=config.run.seed,
+        plays=PLAYS,
+    )
+    return [table, *([confusion(found)] if found else [])]
+
+
+def confusion(found: Sequence[Matrix]) -> Table:
+    """Rows are judges, columns what they said of planted leaks and of clean corrections."""
+    table = Table(title="verifier on planted leaks and clean corrections, same failures")
+    table.add_column("judge")
+    for column in ("leak: rejected", "leak: passed", "clean: rejected", "clean: passed", "right"):
+        table.add_column(column, justify="right")
+    for one in found:
+        counts = (one.leaks_rejected, one.leaks_passed, one.clean_rejected, one.clean_passed)
+        right = (one.leaks_rejected + one.clean_passed) / max(1, sum(counts))
+        table.add_row(one.judge, *map(str, counts), f"{100 * right:.1f}%")
     return table
 
 

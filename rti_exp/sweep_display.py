@@ -165,12 +165,11 @@ class Display:
     def summary(self) -> None:
         """The results by arm, the failed jobs, and where everything is."""
         sweep = self.sweep
-        self._results()
+        show_results(sweep.study_dir, self.console)
         for job in sweep.jobs:
             if job.state != "done":
                 self.console.print(f"{job.state}: {label(job)}: {job.error}", markup=False, highlight=False)
                 self.console.print(f"    {job.directory / 'job.log'}", markup=False, highlight=False)
-        self.console.print(f"runs: {sweep.study_dir}", markup=False, highlight=False)
         for job in sweep.jobs:
             self.console.print(f"  {job.directory.name}  {label(job)}  {job.state}", markup=False, highlight=False)
         if next(sweep.study_dir.glob("*/wandb/offline-run-*"), None) is not None:
@@ -178,12 +177,16 @@ class Display:
             command = f"  wandb sync {sweep.study_dir}/*/wandb/offline-run-*"
             self.console.print(command, markup=False, highlight=False)
 
-    def _results(self) -> None:
-        from rti_exp.analysis.reading import StudyError
-        from rti_exp.analysis.tables import sweep_table, write_tables  # pandas and scipy only now
 
-        try:
-            self.console.print(sweep_table(self.sweep.study_dir))
-            write_tables(self.sweep.study_dir)
-        except (StudyError, ValueError, OSError) as error:  # what ran has run: the exit code must not tell otherwise
-            self.console.print(f"no table: {error}", markup=False, highlight=False)
+def show_results(study_dir: Path, console: Console | None = None) -> None:
+    """The study's table by arm, printed and written into its folder; why there is none, if it cannot be made."""
+    from rti_exp.analysis.reading import StudyError
+    from rti_exp.analysis.tables import sweep_table, write_tables  # pandas and scipy only now
+
+    console = console or Console(soft_wrap=True)
+    try:
+        console.print(sweep_table(study_dir))
+        write_tables(study_dir)
+    except (StudyError, ValueError, OSError) as error:  # what ran has run: the exit code must not tell otherwise
+        console.print(f"no table: {error}", markup=False, highlight=False)
+    console.print(f"runs: {study_dir}", markup=False, highlight=False)

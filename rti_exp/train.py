@@ -24,11 +24,9 @@ from rti_exp.settings import SettingsError
 from rti_exp.sweep import study_name, swept_in
 from rti_exp.typed import explain
 
+FAILED = 1
+
 OmegaConf.register_new_resolver("rti_exp.assets", lambda: str(assets_root()), replace=True)
-
-
-STUDY = "RTI_EXP_STUDY"
-"""Tells the workers of another launcher what the sweep is called."""
 
 
 def task(cfg: DictConfig) -> None:
@@ -38,7 +36,7 @@ def task(cfg: DictConfig) -> None:
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
     if hydra_config.mode is RunMode.MULTIRUN:
-        code = job.run_job(cfg, overrides=overrides, default_study=os.environ.get(STUDY, "sweep"))
+        code = job.run_job(cfg, overrides=overrides, default_study=os.environ.get(launcher.STUDY, "sweep"))
         if code:
             raise RuntimeError(f"the job ended with exit code {code}")
         return
@@ -49,8 +47,8 @@ def task(cfg: DictConfig) -> None:
 
 
 def main() -> None:
-    launcher.outcome.code = 0
-    os.environ[STUDY] = study_name(swept_in(sys.argv[1:]))
+    launcher.outcome.code, launcher.outcome.study_dir = 0, None
+    os.environ[launcher.STUDY] = study_name(swept_in(sys.argv[1:]))
     asked_for_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would exit with 1 for a bad config as for a failed job
     try:
@@ -74,10 +72,14 @@ def main() -> None:
         if asked_for_traceback:
             traceback.print_exc()
         print(error, file=sys.stderr)
-        sys.exit(1)
+        launcher.outcome.code = FAILED
     finally:
         if not asked_for_traceback:
             os.environ.pop("HYDRA_FULL_ERROR", None)
+    if launcher.outcome.study_dir is not None:
+        from rti_exp.sweep_display import show_results
+
+        show_results(launcher.outcome.study_dir)
     sys.exit(launcher.outcome.code)
 
 

@@ -52,10 +52,10 @@ def test_the_notebook_shows_a_study(execute: ModuleType, tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("name", "figures", "telling"),
     [
-        ("delta_study", [0, 0, 3, 0, 2], ["0.812 [0.750,&nbsp;0.938]", "Difference to gate.delta=0"]),
-        ("no_verifier", [0, 0, 0, 3, 1], ["<td>gate.delta=5</td><td class=number>2</td><td class=number>0</td>"]),
-        ("self_vs_teacher", [0, 0, 2, 0, 3], ["<td class=number>2.12</td><td class=number>33.3%</td>"]),
-        ("training_dynamics", [0, 1, 2, 2, 3], ["Fixed probe, ret: perplexity"]),
+        ("delta_study", [0, 3, 0, 2], ["0.812 [0.750,&nbsp;0.938]", "Difference to gate.delta=0"]),
+        ("no_verifier", [0, 0, 3, 1], ["<td>gate.delta=5</td><td class=number>2</td><td class=number>0</td>"]),
+        ("self_vs_teacher", [0, 2, 0, 3], ["<td class=number>2.12</td><td class=number>33.3%</td>"]),
+        ("training_dynamics", [0, 2, 2, 3], ["Fixed probe, ret: perplexity"]),
         ("reading_interventions", [0, 0, 0, 0, 0], ["3 of 3 interventions.", "<ins>, Kyoto</ins>", "&lt;think&gt;"]),
     ],
 )

@@ -163,10 +163,8 @@ def write_delta_study(study_dir: Path) -> Path:
 def add_probes(study_dir: Path) -> None:
     """Two probe rows in each run: perplexity 4, then 2; of ret 8, then 4."""
     for path in study_dir.glob("*/metrics.jsonl"):
-        rows = [
-            {"kind": "probe", "iteration": i, "perplexity": 4 / (i + 2) * 2, "perplexity/ret": 16 / (i + 2)}
-            for i in (0, 2)
-        ]
+        first = {"kind": "probe", "iteration": 0, "perplexity": 4.0, "perplexity/ret": 8.0}
+        rows = [first, {**first, "iteration": 2, "perplexity": 2.0, "perplexity/ret": 4.0}]
         with open(path, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 

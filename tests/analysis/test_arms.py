@@ -5,15 +5,16 @@ import math
 import pytest
 
 from rti_exp.analysis import arms
+from rti_exp.runs.flat import flatten
 
 
 def labels(configs: list[dict], overrides: list[list[str]] | None = None) -> list[str]:
-    flats = [arms.flatten(config) for config in configs]
+    flats = [flatten(config) for config in configs]
     return [arms.label(values) for values in arms.swept_values(flats, overrides or [[] for _ in configs])]
 
 
 def test_flatten_keeps_lists_and_empty_mappings():
-    assert arms.flatten({"a": {"b": 1, "c": {}}, "d": [1, {"e": 2}]}) == {"a.b": 1, "a.c": {}, "d": [1, {"e": 2}]}
+    assert flatten({"a": {"b": 1, "c": {}}, "d": [1, {"e": 2}]}) == {"a.b": 1, "a.c": {}, "d": [1, {"e": 2}]}
 
 
 def test_only_differing_keys_that_matter_make_an_arm():

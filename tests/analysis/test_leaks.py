@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from rti_exp.analysis.dynamics import gate_sheet, probe_charts
+from rti_exp.analysis.cards import show_interventions
+from rti_exp.analysis.dynamics import gate_sheet, intervened_charts, probe_charts
 from rti_exp.analysis.leaks import is_leaky, leak_charts, leak_sheet, leaky_shares, merges
 from rti_exp.analysis.reading import load_study
 from tests.analysis import studies
 
-LEAK = {
+LEAK: dict[str, Any] = {
     "evidence": "route to 61",
     "task": "Take me to Beacon.",
     "history": "You are in Osaka.",
@@ -41,10 +42,8 @@ def study_dir(tmp_path: Path) -> Path:
         rows = [studies.evaluation(0, {"ret/0": 1}), *(studies.train(i, {"accepted": 1}) for i in range(1, 7))]
         rows += [studies.evaluation(i, {"ret/0": i}) for i in (3, 6)]
         records = [studies.intervention(i, **(LEAK if seed == 0 and i in (2, 4) else clean)) for i in (1, 2, 3, 4)]
-        records += [
-            studies.intervention(5, "leaked", **LEAK),
-            studies.intervention(6, "too_perplexing", perplexity=8.0),
-        ]
+        records.append(studies.intervention(5, "leaked", **LEAK))
+        records.append(studies.intervention(6, "too_perplexing", perplexity=8.0))
         studies.write_run(tmp_path / "s", studies.config(5, seed), rows, interventions=records)
     return tmp_path / "s"
 
@@ -81,3 +80,22 @@ def test_probes_are_read_and_drawn(tmp_path: Path) -> None:
         "Fixed probe, all families: perplexity of right actions",
         "Fixed probe, ret: perplexity of right actions",
     ]
+
+
+def test_perplexity_of_intervened_steps_is_drawn_where_there_is_some(tmp_path: Path) -> None:
+    rows = [studies.evaluation(0, {"ret/0": 1}), studies.train(1) | {"correction/perplexity_median": 3.0}]
+    studies.write_run(tmp_path / "s", studies.config(5, 0), rows)
+    assert [chart.name for chart in intervened_charts(load_study(tmp_path / "s"))] == ["intervened_0"]
+
+
+def test_a_card_escapes_model_text(tmp_path: Path) -> None:
+    record = studies.intervention(1, reason=studies.HOSTILE, tokens=["<b>", "x"])
+    studies.write_run(tmp_path / "s", studies.config(5, 0), [studies.train(1)], interventions=[record])
+    shown = show_interventions(load_study(tmp_path / "s"), outcome="accepted")._repr_html_()
+    assert "<p>1 of 1 interventions.</p>" in shown
+    assert "<ins>, Kyoto</ins>" in shown
+    assert "<td>-0.5</td><td>-0.25</td><td>1.25</td>" in shown
+    assert "&lt;/script&gt;" in shown
+    assert "<script" not in shown
+    assert "<b>'" not in shown
+    assert show_interventions(load_study(tmp_path / "s"), outcome="leaked").text == "<p>0 of 0 interventions.</p>"
