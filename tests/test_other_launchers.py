@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
 
+from rti_exp.config import check
 from rti_exp.runs import load_runs
 from tests.test_train import SMALL, call, fingerprint
 
@@ -28,6 +30,19 @@ def sweep(launcher: Sequence[str], tmp_path: Path, policies: str) -> tuple[int, 
     arguments = (*SMALL, "max_iterations=1", f"policy.path={policies}", f"runs_root={tmp_path / 'runs'}")
     done = call("-m", *launcher, *arguments, "gate.delta=0,5", cwd=tmp_path)
     return done.returncode, done.stdout + done.stderr
+
+
+def test_the_documented_slurm_command_composes(composed: Callable[..., DictConfig]) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    text = (Path(__file__).resolve().parent.parent / "docs" / "clusters.md").read_text(encoding="utf-8")
+    command = text.partition("## SLURM")[2].split("```")[1].replace("\\\n", " ").split()
+    assert command[:4] == ["python", "-m", "rti_exp.train", "-m"]
+    config = composed(*command[4:], return_hydra_config=True)
+    launcher = config.hydra.launcher
+    assert launcher._target_.endswith("SlurmLauncher")
+    assert (launcher.partition, launcher.timeout_min, launcher.gpus_per_node) == ("gpu", 240, 1)
+    assert (launcher.cpus_per_task, launcher.mem_gb, launcher.array_parallelism) == (4, 16, 16)
+    assert check(config).top.runs_root == "/shared/runs"
 
 
 @pytest.mark.slow
