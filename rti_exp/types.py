@@ -55,7 +55,8 @@ class Outcome(enum.StrEnum):
     NO_FAULT = "no_fault"
     NO_VERDICT = "no_verdict"
     NO_CORRECTION = "no_correction"
-    """The corrector answered nothing usable (empty, or cut off before its end)."""
+    """Nothing usable was written: empty, cut off before its end, longer than a turn may be, or without positions for
+    it or for its prompt in a model; `error` says which."""
     ROLE_UNAVAILABLE = "role_unavailable"
     """The engine of a role stayed down; the attempt is lost, the run goes on."""
     UNCHANGED = "unchanged"

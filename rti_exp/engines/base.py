@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,17 @@ from rti_exp.types import Completion
 
 class EngineUnavailable(Exception):
     """The engine stayed down after its retries; interventions that need it are lost and counted."""
+
+
+class RequestsTooLong(ValueError):
+    """Some requests of a call need more positions than the model has; nothing of the call has been done.
+
+    `reasons` says why, by the index of the request.
+    """
+
+    def __init__(self, reasons: Mapping[int, str]) -> None:
+        super().__init__("; ".join(dict.fromkeys(reasons.values())))
+        self.reasons = dict(reasons)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +68,17 @@ class Engine(Protocol):
 
         Raises:
             EngineUnavailable: the engine stayed down after retries.
+            RequestsTooLong: naming the requests that the model has no positions for.
         """
         ...
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
-        """Log-probs at temperature 1, in the order of `requests`, each as long as its `token_ids`."""
+        """Log-probs at temperature 1, in the order of `requests`, each as long as its `token_ids`.
+
+        Raises:
+            EngineUnavailable: the engine stayed down after retries.
+            RequestsTooLong: naming the requests that the model has no positions for.
+        """
         ...
 
     def sync(self, policy_version: int) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedModel
 
-from rti_exp.engines.base import GenerateRequest, ScoreRequest
+from rti_exp.engines.base import GenerateRequest, RequestsTooLong, ScoreRequest
 from rti_exp.engines.decoding import DecodeBatch
 from rti_exp.engines.forward import SlotForward, Span
 from rti_exp.engines.pool import SlotPool
@@ -74,11 +74,11 @@ class LocalEngine:
         """Completions in the order of `requests`.
 
         Raises:
-            ValueError: an empty prompt, no token to generate, or more tokens than the model has positions.
+            ValueError: an empty prompt, or no token to generate.
+            RequestsTooLong: more tokens than the model has positions.
             FloatingPointError: the model gives log-probs that are not finite.
         """
-        for request in requests:
-            self._check_length(request.prompt_ids, request.sampling.max_tokens)
+        self._check_lengths([(len(request.prompt_ids), request.sampling.max_tokens) for request in requests])
         completions: list[Completion] = []
         with self._evaluating():
             for start in range(0, len(requests), self._max_batch):
@@ -90,11 +90,11 @@ class LocalEngine:
         """Log-probs at temperature 1 in fp32, in the order of `requests`; equal requests are computed once.
 
         Raises:
-            ValueError: an empty prompt, or more tokens than the model has positions.
+            ValueError: an empty prompt.
+            RequestsTooLong: more tokens than the model has positions.
             FloatingPointError: the model gives log-probs that are not finite.
         """
-        for request in requests:
-            self._check_length(request.prompt_ids, max(len(request.token_ids), 1))
+        self._check_lengths([(len(request.prompt_ids), max(len(request.token_ids), 1)) for request in requests])
         different = dict.fromkeys((request.prompt_ids, request.token_ids) for request in requests if request.token_ids)
         pairs = sorted(different, key=lambda pair: len(pair[0]) + len(pair[1]))
         scores: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, ...]] = {}
@@ -105,12 +105,20 @@ class LocalEngine:
         self.scored_tokens += sum(len(request.token_ids) for request in requests)
         return [scores.get((request.prompt_ids, request.token_ids), ()) for request in requests]
 
-    def _check_length(self, prompt_ids: tuple[int, ...], new_tokens: int) -> None:
-        if not prompt_ids or new_tokens < 1:
+    def _check_lengths(self, lengths: Sequence[tuple[int, int]]) -> None:
+        """Of (tokens of the prompt, new tokens) for each request."""
+        if any(prompt < 1 or new < 1 for prompt, new in lengths):
             raise ValueError("a request needs a prompt of at least one token, and max_tokens of at least 1")
         limit = getattr(self.model.config, "max_position_embeddings", None)
-        if limit is not None and len(prompt_ids) + new_tokens > limit:
-            raise ValueError(f"{len(prompt_ids)} + {new_tokens} tokens exceed the model's {limit} positions")
+        if limit is None:
+            return
+        reasons = {
+            index: f"{prompt} + {new} tokens exceed the model's {limit} positions"
+            for index, (prompt, new) in enumerate(lengths)
+            if prompt + new > limit
+        }
+        if reasons:
+            raise RequestsTooLong(reasons)
 
     def _arithmetic(self) -> tuple[torch.device, torch.dtype, torch.dtype | None]:
         """What keys and values are computed on and in: device, dtype of the weights, dtype of autocast if it is on."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rti_exp.engines.base import Engine, GenerateRequest, Sampling
+from rti_exp.engines.fitting import TooLong, generate_fitting
 from rti_exp.intervention.answers import Unreadable
 from rti_exp.rollout.render import Renderer
 from rti_exp.settings import RoleSettings
@@ -25,7 +26,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer(Generic[Value]):
-    """`text` is the last try's; `value` is None when it could not be read."""
+    """`text` is the last try's; `value` is None when it could not be read.
+
+    `text` is the reason in brackets if the question was too long to be asked.
+    """
 
     text: str
     value: Value | None
@@ -41,16 +45,15 @@ def ask(
 ) -> list[Answer[Value]]:
     """The answers to `questions`, in their order: one engine call, and one more for each round of retries.
 
-    `read` raises `Unreadable` for what is no answer. Retries are drawn at temperature 1 with other seeds.
+    `read` raises `Unreadable` for what is no answer. Retries are drawn at temperature 1 with other seeds. A question
+    that the model has no positions for has no answer, and is not asked again.
 
     Raises:
         EngineUnavailable: the engine stayed down.
     """
     answers: dict[int, Answer[Value]] = {}
+    open_questions = list(range(len(questions)))
     for number in range(1 + settings.retries):
-        open_questions = [
-            index for index in range(len(questions)) if index not in answers or answers[index].value is None
-        ]
         if not open_questions:
             break
         sampling = Sampling(
@@ -58,16 +61,21 @@ def ask(
             max_tokens=settings.max_tokens,
             stop_ids=renderer.stop_ids,
         )
-        completions = engine.generate(
-            [
-                GenerateRequest(
-                    prompt_ids=questions[index].prompt_ids, sampling=sampling, seed=questions[index].seed(number)
-                )
-                for index in open_questions
-            ]
-        )
-        for index, completion in zip(open_questions, completions, strict=True):
+        requests = [
+            GenerateRequest(
+                prompt_ids=questions[index].prompt_ids, sampling=sampling, seed=questions[index].seed(number)
+            )
+            for index in open_questions
+        ]
+        unread: list[int] = []
+        for index, completion in zip(open_questions, generate_fitting(engine, requests), strict=True):
+            if isinstance(completion, TooLong):
+                answers[index] = Answer(text=f"[not asked: {completion.why}]", value=None)
+                continue
             answers[index] = _answer(completion, read, renderer)
+            if answers[index].value is None:
+                unread.append(index)
+        open_questions = unread
     return [answers[index] for index in range(len(questions))]
 
 

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rti_exp.engines.base import Engine, GenerateRequest, Sampling
+from rti_exp.engines.fitting import TooLong, generate_fitting
 from rti_exp.intervention.case import Case
 from rti_exp.intervention.prompts import is_closed, role_message, with_request
 from rti_exp.rollout.render import Renderer
 from rti_exp.settings import RolePrompt, SamplingSettings
 from rti_exp.types import Completion, Correction, Message, Verdict
+
+CUT_OFF = "the correction was cut off before its end"
+EMPTY = "the correction is empty"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,13 @@ class Rewrite:
         return role_message(prompt, evidence=self.case.evidence.text, reason=self.reason)
 
 
+@dataclass(frozen=True, slots=True)
+class NoCorrection:
+    """Nothing usable was written."""
+
+    why: str
+
+
 class Corrector(Protocol):
     """Writes corrections.
 
@@ -55,8 +66,9 @@ class Corrector(Protocol):
     reencoded: int
     """Corrections since construction that were written in other ids and encoded anew for the policy."""
 
-    def correct(self, rewrites: Sequence[Rewrite]) -> list[Correction | None]:
-        """Corrections in the policy's ids, in the order of `rewrites`; None if empty or cut off.
+    def correct(self, rewrites: Sequence[Rewrite]) -> list[Correction | NoCorrection]:
+        """Corrections in the policy's ids, in the order of `rewrites`; none if empty, cut off, or not to be asked for
+        because the model has no positions for the prompt.
 
         Raises:
             EngineUnavailable: the engine stayed down.
@@ -76,11 +88,13 @@ class SelfCorrector:
         self.settings = settings
         self.reencoded = 0
 
-    def correct(self, rewrites: Sequence[Rewrite]) -> list[Correction | None]:
+    def correct(self, rewrites: Sequence[Rewrite]) -> list[Correction | NoCorrection]:
         prompts = [correction_prompt(rewrite, self.prompt, self.renderer) for rewrite in rewrites]
         completions = _draw(self.engine, self.renderer, prompts, rewrites, self.settings)
         return [
-            _correction(prompt, completion.token_ids, self.renderer, source="self")
+            NoCorrection(completion.why)
+            if isinstance(completion, TooLong)
+            else _correction(prompt, completion.token_ids, self.renderer, source="self")
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
 
@@ -111,7 +125,7 @@ class TeacherCorrector:
         self.settings = settings
         self.reencoded = 0
 
-    def correct(self, rewrites: Sequence[Rewrite]) -> list[Correction | None]:
+    def correct(self, rewrites: Sequence[Rewrite]) -> list[Correction | NoCorrection]:
         policy_prompts = [correction_prompt(rewrite, self.prompt, self.policy_renderer) for rewrite in rewrites]
         prompts = policy_prompts if self.same_tokenizer else [self._rendered(rewrite) for rewrite in rewrites]
         completions = _draw(self.engine, self.renderer, prompts, rewrites, self.settings)
@@ -129,12 +143,14 @@ class TeacherCorrector:
         ids += self.renderer.action_ids(case.turns[step].message.content)
         return with_request(ids, rewrite.request(self.prompt), self.renderer)
 
-    def _for_policy(self, prompt_ids: tuple[int, ...], completion: Completion) -> Correction | None:
+    def _for_policy(self, prompt_ids: tuple[int, ...], completion: Completion | TooLong) -> Correction | NoCorrection:
+        if isinstance(completion, TooLong):
+            return NoCorrection(completion.why)
         ids = completion.token_ids
         if not self.same_tokenizer:
             # Looked at here, in the teacher's ids: the policy's stop ids mean something else there.
             if not is_closed(ids, self.renderer):
-                return None
+                return NoCorrection(CUT_OFF)
             ids = self.policy_renderer.action_ids(self.renderer.message(ids).content)
             self.reencoded += 1
         return _correction(prompt_ids, ids, self.policy_renderer, source="teacher")
@@ -151,26 +167,25 @@ def _draw(
     prompts: Sequence[tuple[int, ...]],
     rewrites: Sequence[Rewrite],
     settings: SamplingSettings,
-) -> list[Completion]:
+) -> list[Completion | TooLong]:
     if not rewrites:
         return []
     sampling = Sampling(temperature=settings.temperature, max_tokens=settings.max_tokens, stop_ids=renderer.stop_ids)
-    return engine.generate(
-        [
-            GenerateRequest(prompt_ids=prompt, sampling=sampling, seed=rewrite.seed)
-            for prompt, rewrite in zip(prompts, rewrites, strict=True)
-        ]
-    )
+    requests = [
+        GenerateRequest(prompt_ids=prompt, sampling=sampling, seed=rewrite.seed)
+        for prompt, rewrite in zip(prompts, rewrites, strict=True)
+    ]
+    return generate_fitting(engine, requests)
 
 
 def _correction(
     prompt_ids: tuple[int, ...], action_ids: tuple[int, ...], renderer: Renderer, *, source: str
-) -> Correction | None:
+) -> Correction | NoCorrection:
     if not is_closed(action_ids, renderer):
-        return None
+        return NoCorrection(CUT_OFF)
     message = renderer.message(action_ids)
     if not message.content.strip() and not message.tool_calls:
-        return None
+        return NoCorrection(EMPTY)
     return Correction(
         prompt_ids=prompt_ids, action_ids=action_ids, text=message.content, message=message, source=source
     )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from rti_exp.engines.base import Engine, EngineUnavailable, ScoreRequest
+from rti_exp.engines.fitting import TooLong, score_fitting
 from rti_exp.intervention.case import Attempt
 from rti_exp.objective.perplexity import log_perplexity, passes_gate
 from rti_exp.objective.weights import correction_weights
@@ -31,7 +32,8 @@ class CorrectionScorer:
     def score(self, attempts: Sequence[Attempt]) -> None:
         """Fills in log-probs, perplexity and weights; one call in all if the policy scores pi_cal too.
 
-        If another engine that scores pi_cal is down, attempts that are in the running end as unavailable.
+        If another engine that scores pi_cal is down, attempts that are in the running end as unavailable; one whose
+        prompt and correction exceed the positions of a model that is to score them ends without a correction.
 
         Raises:
             EngineUnavailable: the policy's engine stayed down.
@@ -45,8 +47,11 @@ class CorrectionScorer:
             for attempt in attempts
         ]
         together = self.calibration_engine is self.engine
-        scores = self.engine.score(requests + _calibration(attempts) if together else requests)
+        scores = score_fitting(self.engine, requests + _calibration(attempts) if together else requests)
         for attempt, log_probs in zip(attempts, scores[: len(attempts)], strict=True):
+            if isinstance(log_probs, TooLong):
+                _drop_running(attempt, Outcome.NO_CORRECTION, log_probs.why)
+                continue
             attempt.log_probs = log_probs
             attempt.perplexity = perplexity(log_probs)
         if self.calibration_engine is None:
@@ -55,15 +60,20 @@ class CorrectionScorer:
             calibration = scores[len(attempts) :]
         else:
             try:
-                calibration = self.calibration_engine.score(_calibration(attempts))
+                calibration = score_fitting(self.calibration_engine, _calibration(attempts))
             except EngineUnavailable as error:
                 for attempt in attempts:
-                    if attempt.outcome is None:
-                        attempt.drop(Outcome.ROLE_UNAVAILABLE, str(error))
+                    _drop_running(attempt, Outcome.ROLE_UNAVAILABLE, str(error))
                 return
+        self._weigh(attempts, calibration)
+
+    def _weigh(self, attempts: Sequence[Attempt], calibration: Sequence[tuple[float, ...] | TooLong]) -> None:
         for attempt, log_probs in zip(attempts, calibration, strict=True):
-            attempt.calibration_log_probs = log_probs
-            attempt.weights = self._weights(attempt.log_probs, log_probs)
+            if isinstance(log_probs, TooLong):
+                _drop_running(attempt, Outcome.NO_CORRECTION, log_probs.why)
+            elif attempt.log_probs:
+                attempt.calibration_log_probs = log_probs
+                attempt.weights = self._weights(attempt.log_probs, log_probs)
 
     def _weights(self, log_probs: tuple[float, ...], calibration: tuple[float, ...]) -> tuple[float, ...]:
         if self.calibration_engine is None:
@@ -90,6 +100,12 @@ def perplexity(log_probs: Sequence[float]) -> float:
 def is_open(log_probs: Sequence[float], delta: float) -> bool:
     """Whether the gate lets a correction with these rollout log-probs through."""
     return passes_gate(log_perplexity(log_probs), delta)
+
+
+def _drop_running(attempt: Attempt, outcome: Outcome, error: str) -> None:
+    """An attempt that has an outcome already, and is scored for the record only, keeps it."""
+    if attempt.outcome is None:
+        attempt.drop(outcome, error)
 
 
 def _calibration(attempts: Sequence[Attempt]) -> list[ScoreRequest]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rti_exp.intervention.case import Attempt
 from rti_exp.intervention.select import choose
 from rti_exp.settings import Merge
-from rti_exp.types import Group, Outcome, Trajectory
+from rti_exp.types import Group, Outcome, Status, Trajectory
 
 
 def settle(attempts: Sequence[Attempt], success_threshold: float) -> None:
@@ -22,8 +22,8 @@ def settle(attempts: Sequence[Attempt], success_threshold: float) -> None:
             continue
         if attempt.child is None or not attempt.child.valid:
             attempt.drop(Outcome.CONTINUATION_FAILED, attempt.error)
-        elif attempt.child.reward < success_threshold:
-            attempt.drop(Outcome.STILL_FAILED)
+        elif attempt.child.status is not Status.OK or attempt.child.reward < success_threshold:
+            attempt.drop(Outcome.STILL_FAILED, attempt.error)
         else:
             winners.setdefault((attempt.case.group, attempt.case.trajectory.member), []).append(attempt)
     for candidates in winners.values():

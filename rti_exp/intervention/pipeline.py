@@ -16,7 +16,7 @@ from rti_exp.engines.base import Engine, EngineUnavailable
 from rti_exp.envs.base import Environment
 from rti_exp.intervention.case import Attempt, Case, opened
 from rti_exp.intervention.continuation import Continuation
-from rti_exp.intervention.corrector import Corrector, Rewrite
+from rti_exp.intervention.corrector import Corrector, NoCorrection, Rewrite
 from rti_exp.intervention.gate import CorrectionScorer, calibration_engine, is_open
 from rti_exp.intervention.merge import merged, settle
 from rti_exp.intervention.meter import Meter
@@ -74,6 +74,7 @@ class Interventions:
         self.verifier = verifier
         self.gate = gate
         self.settings = settings
+        self.rollout = rollout
         self.seed = seed
         source = engine if corrector is None else corrector.engine
         self._scorer = CorrectionScorer(
@@ -164,7 +165,7 @@ class Interventions:
             else:
                 outcome = Outcome.NO_FAULT if verdict.kind == "no_fault" else Outcome.NO_VERDICT
                 attempts.append(Attempt(case=case, sample=0, verdict=verdict, outcome=outcome))
-        _correct(harmful, corrector)
+        _correct(harmful, corrector, self.rollout.max_tokens)
         return attempts + harmful
 
     def _verify(self, attempts: Sequence[Attempt]) -> None:
@@ -195,7 +196,7 @@ class Interventions:
         ]
 
 
-def _correct(attempts: Sequence[Attempt], corrector: Corrector) -> None:
+def _correct(attempts: Sequence[Attempt], corrector: Corrector, max_tokens: int) -> None:
     try:
         corrections = corrector.correct([Rewrite.of(one.case, one.verdict, one.sample) for one in attempts])
     except EngineUnavailable as error:
@@ -203,8 +204,12 @@ def _correct(attempts: Sequence[Attempt], corrector: Corrector) -> None:
             attempt.drop(Outcome.ROLE_UNAVAILABLE, str(error))
         return
     for attempt, correction in zip(attempts, corrections, strict=True):
+        if isinstance(correction, NoCorrection):
+            attempt.drop(Outcome.NO_CORRECTION, correction.why)
+            continue
         attempt.correction = correction
-        if correction is None:
-            attempt.drop(Outcome.NO_CORRECTION)
+        if len(correction.action_ids) > max_tokens:
+            error = f"the correction has {len(correction.action_ids)} tokens, rollout.max_tokens is {max_tokens}"
+            attempt.drop(Outcome.NO_CORRECTION, error)
         elif correction.message == attempt.turn.message:
             attempt.drop(Outcome.UNCHANGED)

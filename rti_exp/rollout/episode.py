@@ -58,6 +58,7 @@ class EpisodeRun:
     While `finished` is False, `prompt_ids` is the whole prompt of the next turn: all ids so far, ending with the
     header of an assistant turn. A run ends when the environment says so (ok), when `max_turns` turns are taken
     or no token fits into `settings.max_context` any more (truncated, reward 0.0), or when the environment breaks.
+    A given turn that ends past `settings.max_context` truncates too, whatever the environment made of it.
 
     `seed_parts` are further parts of the seed of its draws, where task and member do not tell two runs apart.
     """
@@ -92,6 +93,7 @@ class EpisodeRun:
         self._status: Status | None = None
         self._result: StepResult | None = None
         self._error: InfrastructureError | None = None
+        self._excess: str | None = None
         self._check_budget()
 
     @classmethod
@@ -211,6 +213,11 @@ class EpisodeRun:
         self._advance(turn, result)
 
     def _advance(self, turn: Turn, result: StepResult) -> None:
+        used = len(self.prompt_ids) + len(turn.action_ids)
+        if used > self.settings.max_context:
+            self._status = Status.TRUNCATED
+            self._excess = f"the trajectory has {used} tokens, rollout.max_context is {self.settings.max_context}"
+            return
         if result.done:
             self._status, self._result = Status.OK, result
             return
@@ -247,7 +254,7 @@ class EpisodeRun:
 
     def _too_long(self) -> str | None:
         if self.turns or self._status is not Status.TRUNCATED:
-            return None
+            return self._excess
         return (
             f"no turn was taken: the opening has {len(self.prompt_ids)} tokens, "
             f"rollout.max_context is {self.settings.max_context}"

@@ -15,7 +15,8 @@ import torch
 from scipy import stats
 from transformers import GraniteConfig, GraniteForCausalLM, PreTrainedModel
 
-from rti_exp.engines.base import GenerateRequest, Sampling, ScoreRequest
+from rti_exp.engines.base import GenerateRequest, RequestsTooLong, Sampling, ScoreRequest
+from rti_exp.engines.fitting import TooLong, generate_fitting, score_fitting
 from rti_exp.engines.local import LocalEngine
 from rti_exp.types import Completion
 from tests.fakes import tiny_gpt2, tiny_model
@@ -354,6 +355,27 @@ def test_senseless_requests_are_refused():
         engine.generate([GenerateRequest(prompt_ids=(1,), sampling=Sampling(max_tokens=0), seed=0)])
     with pytest.raises(ValueError, match="at least one token"):
         engine.score([ScoreRequest(prompt_ids=(), token_ids=(1,))])
+
+
+def test_requests_that_are_too_long_are_named_and_the_others_can_be_done():
+    model = tiny_model()
+    model.config.max_position_embeddings = 512
+    engine = LocalEngine(model)
+    sampling = Sampling(max_tokens=3)
+    long = GenerateRequest(prompt_ids=(1,) * 510, sampling=sampling, seed=0)
+    short = GenerateRequest(prompt_ids=(1, 7), sampling=sampling, seed=0)
+    reason = "510 + 3 tokens exceed the model's 512 positions"
+    with pytest.raises(RequestsTooLong) as caught:
+        engine.generate([short, long, short, long])
+    assert caught.value.reasons == {1: reason, 3: reason}
+    assert engine.generated_tokens == 0
+    [expected] = engine.generate([short])
+    assert generate_fitting(engine, [short, long]) == [expected, TooLong(reason)]
+    assert generate_fitting(engine, [long]) == [TooLong(reason)]
+    scored = ScoreRequest(prompt_ids=(1, 7), token_ids=(8, 9))
+    too_long = ScoreRequest(prompt_ids=(1,) * 510, token_ids=(7, 8, 9))
+    [log_probs] = engine.score([scored])
+    assert score_fitting(engine, [too_long, scored]) == [TooLong(reason), log_probs]
 
 
 def test_models_that_cannot_be_run_row_by_row_are_refused():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rti_exp.engines.base import EngineUnavailable, GenerateRequest, ScoreRequest
+from rti_exp.engines.base import EngineUnavailable, GenerateRequest, RequestsTooLong, ScoreRequest
 from rti_exp.intervention.corrector import Corrector, SelfCorrector
 from rti_exp.intervention.pipeline import Interventions
 from rti_exp.intervention.validator import Validator
@@ -133,7 +133,10 @@ def go_on(prompt: str, seed: int) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class RoleEngine:
-    """Answers each role by its rule and notes every call; `down` names roles whose call raises."""
+    """Answers each role by its rule and notes every call; `down` names roles whose call raises.
+
+    `positions` limits prompt and new tokens together: of requests of a role, and of those to "score".
+    """
 
     renderer: CharRenderer = field(default_factory=CharRenderer)
     judge: Reply = judge
@@ -145,6 +148,7 @@ class RoleEngine:
     log_prob: Callable[[str, str], float] = lambda prompt, text: -0.25 if "<system>rewrite:" in prompt else -0.5
     """Of each token of `text` after `prompt`."""
     down: tuple[str, ...] = ()
+    positions: Mapping[str, int] = field(default_factory=dict)
     calls: list[tuple[str, int]] = field(default_factory=list)
     """(what was asked, number of requests) of every call, in order."""
     requests: list[GenerateRequest] = field(default_factory=list)
@@ -156,6 +160,8 @@ class RoleEngine:
         prompts = [self.renderer.show(request.prompt_ids) for request in requests]
         roles = [_role(prompt) for prompt in prompts]
         kinds = sorted(set(roles))
+        lengths = [len(request.prompt_ids) + request.sampling.max_tokens for request in requests]
+        self._check_lengths(roles, lengths)
         self.calls.append(("+".join(kinds), len(requests)))
         self.requests += requests
         if set(kinds) & set(self.down):
@@ -167,12 +173,23 @@ class RoleEngine:
         self.generated_tokens += sum(len(completion.token_ids) for completion in completions)
         return completions
 
+    def _check_lengths(self, roles: Sequence[str], lengths: Sequence[int]) -> None:
+        reasons = {
+            index: f"{length} tokens are too many"
+            for index, (role, length) in enumerate(zip(roles, lengths, strict=True))
+            if length > self.positions.get(role, length)
+        }
+        if reasons:
+            raise RequestsTooLong(reasons)
+
     def _completion(self, reply: str | Cut) -> Completion:
         ids = self.renderer.encode(reply.text) if isinstance(reply, Cut) else self.renderer.action_ids(reply)
         stop_reason = "length" if isinstance(reply, Cut) else "stop"
         return Completion(token_ids=ids, log_probs=(-1.0,) * len(ids), stop_reason=stop_reason, policy_version=0)
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
+        lengths = [len(request.prompt_ids) + len(request.token_ids) for request in requests]
+        self._check_lengths(["score"] * len(requests), lengths)
         self.calls.append(("score", len(requests)))
         self.scores += requests
         if "score" in self.down:

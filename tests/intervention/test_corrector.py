@@ -3,7 +3,7 @@
 import pytest
 
 from rti_exp.intervention.case import Case
-from rti_exp.intervention.corrector import Rewrite, SelfCorrector, TeacherCorrector
+from rti_exp.intervention.corrector import CUT_OFF, EMPTY, NoCorrection, Rewrite, SelfCorrector, TeacherCorrector
 from rti_exp.settings import ReweightSettings, RoleSettings, Scorer, SettingsError
 from rti_exp.types import Correction, Evidence, Message, Outcome, ToolCall, Verdict
 from tests.fakes import GuessWorld, call, wrong_texts
@@ -76,10 +76,11 @@ def test_self_corrector():
     assert corrector.reencoded == 0
 
 
-@pytest.mark.parametrize("answer", ["", " \n", Cut(TAKE_RED), Cut("")])
-def test_empty_or_cut_off_is_no_correction(answer):
+@pytest.mark.parametrize(("answer", "why"), [("", EMPTY), (" \n", EMPTY), (Cut(TAKE_RED), CUT_OFF), (Cut(""), CUT_OFF)])
+def test_empty_or_cut_off_is_no_correction(answer, why):
     engine = RoleEngine(rewrite=fixed(answer))
-    assert SelfCorrector(engine=engine, renderer=RENDERER, **SETTINGS).correct([a_rewrite()]) == [None]
+    corrector = SelfCorrector(engine=engine, renderer=RENDERER, **SETTINGS)
+    assert corrector.correct([a_rewrite()]) == [NoCorrection(why)]
 
 
 def test_nothing_to_correct_asks_nothing():
@@ -125,7 +126,7 @@ def test_teachers_cut_off_answer_is_judged_in_its_own_ids():
     engine = RoleEngine(renderer=THEIRS, rewrite=fixed(Cut("ab\U0010ffff")))
     assert THEIRS.encode("\U0010ffff") == RENDERER.stop_ids
     corrector = teacher(engine, same=False)
-    assert corrector.correct([a_rewrite()]) == [None]
+    assert corrector.correct([a_rewrite()]) == [NoCorrection(CUT_OFF)]
     assert corrector.reencoded == 0
 
 

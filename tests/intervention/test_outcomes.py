@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from rti_exp.envs.base import InfrastructureError
+from rti_exp.intervention.corrector import CUT_OFF, EMPTY
 from rti_exp.settings import (
     EvidenceChoice,
     InterventionSettings,
@@ -76,10 +77,10 @@ def test_no_verdict_after_retries():
     assert engine.calls == [("judge", 3), ("judge", 3)]
 
 
-@pytest.mark.parametrize("answer", ["", "   ", Cut(TAKE_RED)])
-def test_no_correction_when_empty_or_cut_off(answer):
+@pytest.mark.parametrize(("answer", "why"), [("", EMPTY), ("   ", EMPTY), (Cut(TAKE_RED), CUT_OFF)])
+def test_no_correction_when_empty_or_cut_off(answer, why):
     engine = RoleEngine(rewrite=fixed(answer))
-    assert run(engine) == [expected(outcome=Outcome.NO_CORRECTION, **UNCORRECTED)]
+    assert run(engine) == [expected(outcome=Outcome.NO_CORRECTION, error=why, **UNCORRECTED)]
     assert engine.calls == [("judge", 3), ("rewrite", 1)]
 
 

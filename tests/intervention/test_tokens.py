@@ -108,7 +108,8 @@ def test_a_real_model_scores_and_continues_where_it_was_cut_off():
     world = GuessWorld(max_turns=3)
     policy = LocalEngine(model=tiny_model(vocab_size=len(tiny_tokenizer())))
     roles = ScriptedEngine(always_take_red, RENDERER)
-    collector, play = played(policy, roles, world, RolloutSettings(max_tokens=6, temperature=0.8))
+    longest = len(RENDERER.action_ids(call("take", key="red")))
+    collector, play = played(policy, roles, world, RolloutSettings(max_tokens=longest, temperature=0.8))
     groups = collector.collect(world.tasks("train")[:2], 4, 1)
     merged = play(groups, 1)
     assert [len(group.interventions) for group in merged] == [6, 6]
