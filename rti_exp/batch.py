@@ -48,7 +48,15 @@ class Batch:
 def to_samples(
     group: Group, advantages_G: Sequence[float], scope: Scope, *, keep_zero_advantage: bool = False
 ) -> list[Sample]:
-    """The trainable trajectories of a group.
+    """The trainable trajectories of a group: `trajectory_samples` without the None."""
+    samples = trajectory_samples(group, advantages_G, scope, keep_zero_advantage=keep_zero_advantage)
+    return [sample for sample in samples if sample is not None]
+
+
+def trajectory_samples(
+    group: Group, advantages_G: Sequence[float], scope: Scope, *, keep_zero_advantage: bool = False
+) -> list[Sample | None]:
+    """For each of `group.trajectories` what is trained of it; None where nothing is.
 
     Infrastructure failures, trajectories with advantage 0 and those with nothing to train are left out, so a
     group without signal gives []. `keep_zero_advantage` keeps the second kind: a loss with a KL term trains on
@@ -71,10 +79,11 @@ def to_samples(
     shared_G = _steps_trained_elsewhere(group.trajectories)
     samples = [
         _sample(trajectory, advantage, scope, first_step=shared)
-        for trajectory, advantage, shared in zip(group.trajectories, advantages_G, shared_G, strict=True)
         if trajectory.valid and (keep_zero_advantage or advantage != 0)
+        else None
+        for trajectory, advantage, shared in zip(group.trajectories, advantages_G, shared_G, strict=True)
     ]
-    return [sample for sample in samples if any(sample.loss_mask)]
+    return [sample if sample is not None and any(sample.loss_mask) else None for sample in samples]
 
 
 def _steps_trained_elsewhere(trajectories: Sequence[Trajectory]) -> list[int]:

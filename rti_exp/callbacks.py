@@ -86,7 +86,8 @@ class RecorderCallback(Callback):
         if self.every and iteration % self.every == 0:
             for group in groups:
                 advantages = module.algorithm.advantages(group)
-                self.run.append_rollouts(rollout_record(iteration, group, advantages, self.decode))
+                samples = module.samples_of(group, advantages)
+                self.run.append_rollouts(rollout_record(iteration, group, advantages, samples, self.decode))
         self.run.append_metrics({"kind": "train", "iteration": iteration, **module.last_metrics})
 
 

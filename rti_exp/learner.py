@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
-from rti_exp.batch import Batch, micro_batches, mini_batches, to_samples, trained_tokens
+from rti_exp.batch import Batch, micro_batches, mini_batches, trained_tokens, trajectory_samples
 from rti_exp.distributed import gather_from_ranks, max_over_ranks, sum_over_ranks, world_size
 from rti_exp.engines.base import Engine
 from rti_exp.forward import TrainedPositions
@@ -165,17 +165,18 @@ class RTIModule(LightningModule):
         )
         return gather(tasks, iteration)
 
-    def _samples(self, gathered: Gathered) -> list[Sample]:
+    def samples_of(self, group: Group, advantages_G: Sequence[float]) -> list[Sample | None]:
+        """What is trained of each of `group.trajectories`; None where nothing is."""
+        # Under dynamic sampling a group without signal is dropped, the KL term included.
+        if self.settings.dynamic_sampling > 0 and not has_signal(advantages_G):
+            return [None] * len(group.trajectories)
         # Without a KL term, skipping advantage 0 is exact: its loss and gradient are 0.
         keep_zero = self.algorithm.trains_without_advantage
-        # Under dynamic sampling a group without signal is dropped, the KL term included.
-        drop = self.settings.dynamic_sampling > 0
-        return [
-            sample
-            for group, values in zip(gathered.groups, gathered.advantages, strict=True)
-            if has_signal(values) or not drop
-            for sample in to_samples(group, values, self.settings.scope, keep_zero_advantage=keep_zero)
-        ]
+        return trajectory_samples(group, advantages_G, self.settings.scope, keep_zero_advantage=keep_zero)
+
+    def _samples(self, gathered: Gathered) -> list[Sample]:
+        pairs = zip(gathered.groups, gathered.advantages, strict=True)
+        return [one for group, values in pairs for one in self.samples_of(group, values) if one is not None]
 
     def _report(self, gathered: Gathered, update: UpdateStats, stopwatch: Stopwatch) -> IterationReport:
         """The iteration as all ranks saw it. A reference has scored each trained token once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rti_exp.types import Author, Group, Intervention, Trajectory, Turn
+from rti_exp.types import Author, Group, Intervention, Sample, Trajectory, Turn
 
 Decode = Callable[[Sequence[int]], str]
 """Text of token ids, control tokens visible."""
@@ -64,35 +64,47 @@ def transcript(turns: Sequence[Turn]) -> str:
     return "\n".join(f"{message.role}: {message.content}" for message in messages)
 
 
-def rollout_record(iteration: int, group: Group, advantages: Sequence[float], decode: Decode) -> dict[str, Any]:
+def rollout_record(
+    iteration: int,
+    group: Group,
+    advantages: Sequence[float],
+    samples: Sequence[Sample | None],
+    decode: Decode,
+) -> dict[str, Any]:
     """A line of rollouts.jsonl: the group as sampled and, where a correction was accepted, what came into it.
 
-    Streams hold one value for each token: id, author (0 environment, 1 policy, 2 corrector, 3 teacher), whether its
-    author makes it trainable, weight rho, behaviour log-prob (null for the environment's).
+    Streams hold one value for each token: id, author (0 environment, 1 policy, 2 corrector, 3 teacher), whether it
+    was trained, weight rho, behaviour log-prob (null for the environment's).
+
+    Args:
+        advantages: One for each of `group.trajectories`.
+        samples: What was trained of each of them; None where nothing was.
     """
     merged = [trajectory for trajectory in group.trajectories if trajectory.fork is not None]
-    by_trajectory = dict(zip(map(id, group.trajectories), advantages, strict=True))
+    trained = dict(zip(map(id, group.trajectories), zip(advantages, samples, strict=True), strict=True))
     return {
         "iteration": iteration,
         "task_id": group.task.id,
         "family": group.task.family,
         "trajectories": [
-            _trajectory_record(one, by_trajectory.get(id(one)), decode) for one in (*group.sampled, *merged)
+            _trajectory_record(one, *trained.get(id(one), (None, None)), decode) for one in (*group.sampled, *merged)
         ],
     }
 
 
-def _trajectory_record(trajectory: Trajectory, advantage: float | None, decode: Decode) -> dict[str, Any]:
+def _trajectory_record(
+    trajectory: Trajectory, advantage: float | None, sample: Sample | None, decode: Decode
+) -> dict[str, Any]:
     fork = trajectory.fork
-    streams: dict[str, list[Any]] = {"token_ids": [], "authors": [], "mask": [], "weights": [], "log_probs": []}
+    streams: dict[str, list[Any]] = {"token_ids": [], "authors": [], "weights": [], "log_probs": []}
     for step, turn in enumerate(trajectory.turns):
         context, action = len(turn.context_ids), len(turn.action_ids)
         corrected = turn.author is Author.CORRECTOR and fork is not None and fork.step == step
         streams["token_ids"] += [*turn.context_ids, *turn.action_ids]
         streams["authors"] += [int(Author.ENVIRONMENT)] * context + [int(turn.author)] * action
-        streams["mask"] += [0] * context + [1] * action
         streams["weights"] += [1.0] * context + (list(trajectory.correction_weights) if corrected else [1.0] * action)
         streams["log_probs"] += [None] * context + list(turn.action_log_probs)
+    mask = (False,) * len(streams["token_ids"]) if sample is None else sample.loss_mask
     return {
         "member": trajectory.member,
         "status": trajectory.status.value,
@@ -105,4 +117,5 @@ def _trajectory_record(trajectory: Trajectory, advantage: float | None, decode: 
         "error": trajectory.error,
         "text": decode(streams["token_ids"]),
         **streams,
+        "mask": [int(trained) for trained in mask],
     }

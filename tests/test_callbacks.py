@@ -189,7 +189,7 @@ def test_truncated_newest_checkpoint_falls_back_to_the_one_before(
     assert sorted(rows(tmp_path), key=str) == sorted(rows(unbroken[0]), key=str)
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", bytes(5000)])
+@pytest.mark.parametrize("content", [b"", b"no archive", bytes(5000), b"\x80\x02."])
 def test_damaged_checkpoints_are_passed_over(tmp_path: Path, content: bytes) -> None:
     save_checkpoint(tmp_path, KEY, {"iteration": 1}, previous=0)
     (tmp_path / "iteration-000002.pt").write_bytes(content)
@@ -197,6 +197,28 @@ def test_damaged_checkpoints_are_passed_over(tmp_path: Path, content: bytes) -> 
         state = latest_valid_checkpoint(tmp_path, KEY)
     assert state is not None
     assert state["iteration"] == 1
+
+
+def test_a_flipped_bit_of_a_tensor_is_damage(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, KEY, {"iteration": 1, "weights": torch.ones(1000)}, previous=0)
+    path = save_checkpoint(tmp_path, KEY, {"iteration": 2, "weights": torch.ones(1000)}, previous=1)
+    content = bytearray(path.read_bytes())
+    content[content.index(torch.ones(100).numpy().tobytes())] ^= 1
+    path.write_bytes(content)
+    with pytest.warns(UserWarning, match="checksum of .* is wrong"):
+        state = latest_valid_checkpoint(tmp_path, KEY)
+    assert state is not None
+    assert state["iteration"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [({}, "belongs to run None"), ({"run_key": KEY, "iteration": 7}, "holds iteration 7"), ({"run_key": KEY}, "None")],
+)
+def test_a_foreign_checkpoint_is_told_with_what_to_do(tmp_path: Path, content: dict[str, Any], message: str) -> None:
+    torch.save({"format": 2, **content}, tmp_path / "iteration-000001.pt")
+    with pytest.raises(CheckpointError, match=rf"iteration-000001\.pt.*{message}.*; move it away, or .*fresh=true"):
+        latest_valid_checkpoint(tmp_path, KEY)
 
 
 def test_newest_two_valid_are_kept(tmp_path: Path) -> None:
@@ -292,15 +314,21 @@ def test_rollouts_are_recorded_every_second_iteration(acted_run: tuple[Path, RTI
     assert [(record["iteration"], record["task_id"]) for record in records] == [
         (2, each.task.id) for each in module.last_groups
     ]
+    trained_tokens = 0
     for record, each in zip(records, module.last_groups, strict=True):
         merged = [one for one in each.trajectories if one.fork is not None]
         written = (*each.sampled, *merged)
+        samples = module.samples_of(each, module.algorithm.advantages(each))
         assert [one["reward"] for one in record["trajectories"]] == [one.reward for one in written]
         for one, streams in zip(written, record["trajectories"], strict=True):
             last = one.turns[-1]
             assert tuple(streams["token_ids"]) == one.prompt_ids(len(one.turns) - 1) + last.action_ids
             assert streams["log_probs"][-len(last.action_ids) :] == list(last.action_log_probs)
-            assert [author != 0 for author in streams["authors"]] == [bool(m) for m in streams["mask"]]
+            trained = next((sample for sample in samples if sample and sample.member == one.member), None)
+            kept = trained if one in each.trajectories else None
+            expected = kept.loss_mask if kept else (False,) * len(streams["token_ids"])
+            assert streams["mask"] == [int(value) for value in expected]
+            trained_tokens += sum(streams["mask"])
             assert len({len(streams[name]) for name in ("token_ids", "authors", "mask", "weights", "log_probs")}) == 1
         for one, streams in zip(merged, record["trajectories"][len(each.sampled) :], strict=True):
             written_by_corrector = [
@@ -310,6 +338,8 @@ def test_rollouts_are_recorded_every_second_iteration(acted_run: tuple[Path, RTI
             ]
             assert written_by_corrector == list(one.correction_weights)
             assert streams["advantage"] > 0
+    assert trained_tokens > 0
+    assert trained_tokens == module.last_metrics["tokens/trained"]
 
 
 def task(number: int, family: str) -> Task:
