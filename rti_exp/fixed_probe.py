@@ -77,7 +77,8 @@ class ProbeCallback(Callback):
             return
         module.eval()
         requests = [ScoreRequest(prompt_ids=case.prompt_ids, token_ids=case.action_ids) for case in self.probe_cases]
-        scores = module.engine.score(requests)
+        with trainer.precision_plugin.forward_context():  # the policy that is trained, as in an evaluation
+            scores = module.engine.score(requests)
         # What the engine has stored now would change the shapes of its next batches, and so the last digits.
         module.engine.sync(module.policy_version)
         self.run.append_metrics(probe_row(module.iteration, self.probe_cases, scores))

@@ -101,3 +101,22 @@ def test_probing_writes_rows_and_changes_nothing_else(tmp_path: Path) -> None:
     assert rows[-1]["perplexity"] != rows[0]["perplexity"]
     assert compute["scored_tokens"] == 0
     assert equal_weights(weights(module), weights(fit(sampled(run=run_settings, settings=settings))))
+
+
+def test_it_is_scored_in_the_precision_of_training() -> None:
+    autocast: list[bool] = []
+
+    class Rows:
+        def append_metrics(self, row: dict) -> None:
+            autocast.append(row["kind"] == "probe")
+
+    module = sampled(run=RunSettings(max_iterations=1, tasks_per_iteration=2, group_size=2))
+    module.model.register_forward_pre_hook(lambda *_: autocast.append(torch.is_autocast_enabled("cpu")))
+    callback = ProbeCallback(
+        run=Rows(),  # pyright: ignore[reportArgumentType]
+        cases=[ProbeCase(family="a", prompt_ids=(1, 3), action_ids=(7, 2))],
+        every=1,
+    )
+    fit(module, [callback], precision="bf16-mixed")
+    assert len(autocast) > 2
+    assert all(autocast)
