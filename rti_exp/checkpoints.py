@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,20 +60,32 @@ def latest_valid_checkpoint(folder: Path, run_key: str) -> dict[str, Any] | None
     """
     for path in _checkpoints(folder):
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
-            warnings.warn(
-                f"{path.name} cannot be read ({type(error).__name__}: {error}); falling back to the one before",
-                stacklevel=2,
-            )
+            state = _read(path)
+        except Exception as error:  # torch.load raises whatever damage makes it stumble over
+            warnings.warn(f"{path} cannot be read ({type(error).__name__}: {error}); it is passed over", stacklevel=2)
             continue
+        wanted = "move it away, or start over with fresh=true"
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             found = state.get("format") if isinstance(state, dict) else type(state).__name__
-            raise CheckpointError(f"{path}: checkpoint format {found}, this version reads {FORMAT}")
-        if state["run_key"] != run_key:
-            raise CheckpointError(f"{path}: belongs to run {state['run_key']}, not to run {run_key}")
+            raise CheckpointError(f"{path}: checkpoint format {found}, this version reads {FORMAT}; {wanted}")
+        if state.get("run_key") != run_key:
+            raise CheckpointError(f"{path}: belongs to run {state.get('run_key')}, not to run {run_key}; {wanted}")
+        if state.get("iteration") != _iteration(path):
+            raise CheckpointError(f"{path}: holds iteration {state.get('iteration')}; {wanted}")
         return state
     return None
+
+
+def _read(path: Path) -> Any:
+    """
+    Raises:
+        Exception: of whatever kind; the file is damaged.
+    """
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()  # torch.load does not look at the checksums of tensors
+    if damaged is not None:
+        raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from rti_exp import build
 from rti_exp.config import Config, check
-from rti_exp.runs import Run, RunDone, RunLocked, is_done
+from rti_exp.runs import Run, RunBroken, RunDone, RunLocked, is_done
 from rti_exp.settings import SettingsError
 from rti_exp.sweep import SWEEP_PID
 
@@ -46,11 +46,13 @@ def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: st
     build.check_parts(config)
     study = config.top.study or default_study
     directory = config.directory(study)
-    if _rank() > 0:  # a rank that Lightning started: rank 0 holds the directory
-        return _train(config, None, directory)
+    first = _is_first_rank(config)
     if not config.top.fresh and is_done(directory):
-        print(f"already done: {directory} (fresh=true starts over)")
+        if first:
+            print(f"already done: {directory} (fresh=true starts over)")
         return DONE
+    if not first:  # rank 0 holds the directory
+        return _train(config, None, directory)
     try:
         run = Run.open(
             directory,
@@ -65,7 +67,7 @@ def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: st
     except RunDone as error:  # by the process that held it meanwhile
         print(error)
         return DONE
-    except RunLocked as error:
+    except (RunLocked, RunBroken) as error:
         print(error, file=sys.stderr)
         return FAILED
     try:
@@ -90,8 +92,20 @@ def _end_with_the_sweep() -> bool:
     return True
 
 
-def _rank() -> int:
-    return int(os.environ.get("LOCAL_RANK") or 0) + int(os.environ.get("NODE_RANK") or 0)
+def _is_first_rank(config: Config) -> bool:
+    """Whether this is global rank 0, by what torchrun, Lightning or SLURM have told the process."""
+
+    def told(name: str) -> int | None:
+        return int(os.environ[name]) if os.environ.get(name) else None
+
+    rank = told("RANK")  # torchrun's, whose nodes need not be in SLURM's order
+    if rank is not None:
+        return rank == 0
+    if told("LOCAL_RANK") or told("NODE_RANK"):
+        return False
+    # SLURM numbers also the tasks of runs that are one process each.
+    several = config.trainer.devices * config.trainer.num_nodes > 1
+    return not (several and told("SLURM_PROCID"))
 
 
 def _recorded(config: Config, run: Run) -> int:
@@ -125,14 +139,17 @@ def _finish(run: Run, state: str, error: BaseException | None) -> None:
 def _train(config: Config, run: Run | None, directory: Path) -> int:
     build.quiet()
     build.seed_everything(config)
+    from rti_exp.loggers import unfailing
+
     logger = build.run_logger(config, run) if run is not None else None
     state = "failed"
     try:
         experiment = build.experiment(config, run, directory=directory)
         if run is not None:
+            _tell_missing_tasks(config, len(experiment.heldout))
             run.listeners.append(_printer(config))
             if logger is not None:
-                run.listeners.append(logger.log)
+                run.listeners.append(unfailing(logger.log))
         experiment.fit()
         if run is not None:
             run.finish("done")
@@ -144,6 +161,12 @@ def _train(config: Config, run: Run | None, directory: Path) -> int:
         if logger is not None and run is not None:
             _end_logger(logger, state, run)
     return DONE
+
+
+def _tell_missing_tasks(config: Config, heldout: int) -> None:
+    wanted = config.evaluation.tasks
+    if wanted > heldout:
+        print(f"warning: eval.tasks={wanted}, but there are {heldout} held-out tasks; all of them are taken")
 
 
 def _end_logger(logger: RunLogger, state: str, run: Run) -> None:

@@ -69,6 +69,11 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         ValueError: a line other than the last is no JSON object; the message names file and line.
     """
+    return (row for row in _objects(path) if not row.get("capped"))
+
+
+def _objects(path: Path) -> Iterator[dict[str, Any]]:
+    """All whole lines of the file."""
     if not path.is_file():
         return
     with open(path, "rb") as file:
@@ -76,13 +81,12 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                row = json.loads(line)
-            except ValueError as error:
+                row = json.loads(line.decode("utf-8"))
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number}: not a JSON object")
-            if not row.get("capped"):
-                yield row
+            yield row
 
 
 class LineFile:
@@ -141,10 +145,10 @@ class LineFile:
         self._size += len(chunk)
 
     def keep(self, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Drop the rows that are not wanted; the file is replaced as a whole."""
-        rows = list(read_lines(self.path))
+        """Drop the rows that are not wanted, the one that tells of the cap too; the file is replaced as a whole."""
+        rows = list(_objects(self.path))
         kept = [row for row in rows if wanted(row)]
-        if len(kept) == len(rows) and not self.capped:
+        if len(kept) == len(rows):
             return
         write_atomically(self.path, "".join(to_json(row) + "\n" for row in kept))
         self.close()

@@ -268,7 +268,8 @@ class RunSettings:
     group_size: int = 8
 
     def __post_init__(self) -> None:
-        _check(self.seed >= 0, "seed", self.seed, "an integer >= 0")
+        _check(0 <= self.seed < 2**32, "seed", self.seed, "an integer >= 0, below 2**32")
         _check(self.max_iterations >= 1, "max_iterations", self.max_iterations, "an integer >= 1")
+        _check(self.max_iterations < 2**63, "max_iterations", self.max_iterations, "below 2**63")
         _check(self.tasks_per_iteration >= 1, "tasks_per_iteration", self.tasks_per_iteration, "an integer >= 1")
         _check(self.group_size >= 2, "group_size", self.group_size, "an integer >= 2 (a group of one has no baseline)")

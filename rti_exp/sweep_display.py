@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -18,6 +17,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from rti_exp.analysis.text import plain_text
 from rti_exp.runs import load_runs
 
 if TYPE_CHECKING:
@@ -48,15 +48,18 @@ def duration(seconds: float) -> str:
 
 
 def measured_seconds_per_iteration(study_dir: Path) -> float | None:
-    """The median over the done runs of a study, evaluations included; None if there are none."""
+    """The median over the done runs of a study, without evaluations; None if there are none.
+
+    From what the run has counted: between its start and its end it may have lain still.
+    """
     figures: list[float] = []
     for run in load_runs(study_dir):
         if run.state != "done" or run.status is None:
             continue
-        started, ended = run.status.get("started"), run.status.get("ended")
-        if started and ended and run.status.get("iterations_done"):
-            spent = (datetime.fromisoformat(ended) - datetime.fromisoformat(started)).total_seconds()
-            figures.append(spent / run.status["iterations_done"])
+        compute, done = run.status.get("compute"), run.status.get("iterations_done")
+        spent = compute.get("seconds") if isinstance(compute, dict) else None
+        if isinstance(spent, int | float) and isinstance(done, int) and spent > 0 < done:
+            figures.append(spent / done)
     return statistics.median(figures) if figures else None
 
 
@@ -151,7 +154,8 @@ class Display:
         text = f"{self._clock()} {job.state}: {label(job)} ({closed} of {len(self.sweep.jobs)} jobs)"
         self.console.print(text, markup=False, highlight=False)
         if job.error:
-            self.console.print(f"    {job.error}\n    {job.directory / 'job.log'}", markup=False, highlight=False)
+            self.console.print(f"    {plain_text(job.error)}", markup=False, highlight=False)
+            self.console.print(f"    {job.directory / 'job.log'}", markup=False, highlight=False)
 
     def interrupted(self) -> None:
         """Called when the children of an interrupted sweep have ended."""
@@ -168,7 +172,8 @@ class Display:
         show_results(sweep.study_dir, self.console)
         for job in sweep.jobs:
             if job.state != "done":
-                self.console.print(f"{job.state}: {label(job)}: {job.error}", markup=False, highlight=False)
+                error = plain_text(job.error or "")
+                self.console.print(f"{job.state}: {label(job)}: {error}", markup=False, highlight=False)
                 self.console.print(f"    {job.directory / 'job.log'}", markup=False, highlight=False)
         for job in sweep.jobs:
             self.console.print(f"  {job.directory.name}  {label(job)}  {job.state}", markup=False, highlight=False)

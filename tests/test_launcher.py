@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from io import StringIO
@@ -15,7 +16,7 @@ from rti_exp import sweep
 from rti_exp.runs import Run, read_status
 from rti_exp.settings import SettingsError
 from rti_exp.sweep import Sweep, key_of, study_name, swept_in, swept_keys
-from rti_exp.sweep_display import Display, duration, estimated_seconds
+from rti_exp.sweep_display import Display, duration, estimated_seconds, measured_seconds_per_iteration
 
 Composed = Callable[..., DictConfig]
 
@@ -158,6 +159,29 @@ def test_the_plan_is_announced(plan: Callable[..., Sweep]) -> None:
     assert len(lines) == 2
     assert "0, 1" in lines[0]
     assert "inf" in lines[1]
+
+
+def test_edited_times_of_a_done_run_do_not_count(plan: Callable[..., Sweep]) -> None:
+    planned = plan([["gate.delta=0"]])
+    assert planned.run() == 0
+    assert measured_seconds_per_iteration(planned.study_dir) is not None
+    path = planned.jobs[0].directory / "status.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "ended": "yesterday"}))
+    assert measured_seconds_per_iteration(planned.study_dir) is None
+
+
+def test_an_error_cannot_command_the_terminal(plan: Callable[..., Sweep]) -> None:
+    planned = plan([["gate.delta=0"]])
+    planned.jobs[0].state, planned.jobs[0].error = "failed", "ValueError: \x1b[2J[red]gone\nsecond line"
+    planned.study_dir.mkdir(parents=True)
+    console = Console(file=StringIO(), width=200)
+    display = Display(planned, console)
+    display.ended(planned.jobs[0])
+    display.summary()
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    assert text.count("ValueError: [2J[red]gone second line") == 2
+    assert "\x1b" not in text
 
 
 def test_an_estimate_fills_the_places_in_order() -> None:

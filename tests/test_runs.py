@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from rti_exp.jsonlines import LineFile, read_lines, to_json, write_atomically
 from rti_exp.runs import (
     Run,
+    RunBroken,
     RunDone,
     RunLocked,
     RunUnwritable,
@@ -171,6 +173,57 @@ def test_the_size_cap_is_kept_and_told(tmp_path: Path) -> None:
     assert path.read_text().splitlines() == lines
 
 
+def test_the_cap_outlives_a_resume_that_drops_nothing_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    file = LineFile(path, limit_bytes=40)
+    file.append([{"iteration": 1}, {"iteration": 2, "text": "long enough"}])
+    lines = path.read_text().splitlines()
+    assert lines[1:] == ['{"capped": true, "iteration": 2, "limit_bytes": 40}']
+    file.keep(lambda row: row["iteration"] <= 2)
+    file.append([{"iteration": 3}])
+    assert path.read_text().splitlines() == lines
+    file.keep(lambda row: row["iteration"] <= 1)
+    file.append([{"iteration": 2}])
+    assert [row["iteration"] for row in read_lines(path)] == [1, 2]
+
+
+BROKEN_LINES = {
+    "text": b"nonsense",
+    "bytes": b"\xff\xfe",
+    "zeros": bytes(50),
+    "list": b"[1]",
+    "no iteration": b'{"kind": "train"}',
+    "deep": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("line", BROKEN_LINES.values(), ids=BROKEN_LINES)
+@pytest.mark.parametrize("name", ["metrics", "interventions", "rollouts"])
+def test_broken_records_are_told_and_can_be_started_over(tmp_path: Path, name: str, line: bytes) -> None:
+    path = tmp_path / f"{name}.jsonl"
+    path.write_bytes(line + b'\n{"kind": "train", "iteration": 2}\n')
+    with pytest.raises(RunBroken, match=rf"{name}\.jsonl.*fresh=true"), closing(opened(tmp_path)) as run:
+        run.truncate_after(1)
+    assert path.read_bytes().startswith(line)
+    run = opened(tmp_path, fresh=True)
+    assert path.read_bytes() == b""
+    run.close()
+
+
+def test_what_is_half_removed_does_not_look_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = opened(tmp_path)
+    run.finish("done")
+    run.close()
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        opened(tmp_path, fresh=True)
+    assert not is_done(tmp_path)
+
+
 def test_truncate_after_drops_later_rows_and_counts_again(tmp_path: Path) -> None:
     run = opened(tmp_path)
     run.append_metrics({"kind": "eval", "iteration": 0, "tasks": []})
@@ -221,7 +274,18 @@ def test_a_done_run_is_not_opened_but_to_start_over(tmp_path: Path) -> None:
     run.close()
 
 
-@pytest.mark.parametrize("text", ["", '{"state": "runn', "[]", '{"state": "flying"}', "nonsense"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"state": "runn',
+        "[]",
+        '{"state": "flying"}',
+        "nonsense",
+        "[" * 100_000,
+        '{"state": "done", "iterations_done": "x"}',
+    ],
+)
 def test_a_torn_status_is_no_status(tmp_path: Path, text: str) -> None:
     (tmp_path / "status.json").write_text(text)
     (tmp_path / "config.yaml").write_text("seed: 0\n")
@@ -233,14 +297,17 @@ def test_a_torn_status_is_no_status(tmp_path: Path, text: str) -> None:
     run.close()
 
 
-def test_load_runs_takes_broken_ones_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"{", b"a: \xff", b"a: \0", b"[" * 5000])
+def test_load_runs_takes_broken_ones_too(tmp_path: Path, content: bytes) -> None:
     assert load_runs(tmp_path / "nothing") == []
     opened(tmp_path / "b").close()
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "config.yaml").write_text("{")
+    (tmp_path / "a" / "config.yaml").write_bytes(content)
+    (tmp_path / "c" / "status.json").mkdir(parents=True)
     (tmp_path / ".hydra").mkdir()
     (tmp_path / "results.md").write_text("")
-    assert [(run.directory.name, run.state) for run in load_runs(tmp_path)] == [("a", "missing"), ("b", "running")]
+    states = [(run.directory.name, run.state) for run in load_runs(tmp_path)]
+    assert states == [("a", "missing"), ("b", "running"), ("c", "missing")]
 
 
 def test_two_processes_cannot_hold_one_directory(tmp_path: Path) -> None:

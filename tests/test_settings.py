@@ -58,6 +58,8 @@ def test_negative_zero_is_zero() -> None:
         (RunSettings, "", {"group_size": 7.5}, r"group_size=7\.5: must be an integer"),
         (RunSettings, "", {"group_size": 1}, r"group_size=1: must be an integer >= 2"),
         (RunSettings, "", {"seed": -1}, r"seed=-1: must be an integer >= 0"),
+        (RunSettings, "", {"seed": 2**32}, r"seed=4294967296: must be an integer >= 0, below 2\*\*32"),
+        (RunSettings, "", {"max_iterations": 10**23}, r"max_iterations=10{23}: must be below 2\*\*63"),
         (RunSettings, "", {"seed": None}, r"seed=null: must be an integer"),
         (RunSettings, "", {"max_iterations": "many"}, r"max_iterations='many': must be an integer"),
         (AlgorithmSettings, "algorithm", {"scope": "some"}, r"scope='some': must be one of all, suffix, turn"),

@@ -19,6 +19,7 @@ from rti_exp.runs.run import Run
 from rti_exp.runs.status import (
     COMPUTE,
     STATES,
+    RunBroken,
     RunDone,
     RunLocked,
     RunUnwritable,
@@ -37,6 +38,7 @@ __all__ = [
     "COMPUTE",
     "STATES",
     "Run",
+    "RunBroken",
     "RunDone",
     "RunLocked",
     "RunRecord",

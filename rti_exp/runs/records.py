@@ -36,10 +36,10 @@ class RunRecord:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.yaml of a run directory; empty if it is missing or torn."""
+    """config.yaml of a run directory; empty if it is missing or no YAML mapping."""
     try:
         config = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, yaml.YAMLError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return config if isinstance(config, dict) else {}
 

@@ -11,7 +11,17 @@ from typing import Any, Self
 import yaml
 
 from rti_exp.jsonlines import LineFile, read_lines, write_atomically
-from rti_exp.runs.status import COMPUTE, RunDone, RunUnwritable, error_record, lock, now, read_status, write_status
+from rti_exp.runs.status import (
+    COMPUTE,
+    RunBroken,
+    RunDone,
+    RunUnwritable,
+    error_record,
+    lock,
+    now,
+    read_status,
+    write_status,
+)
 
 
 class Run:
@@ -23,7 +33,7 @@ class Run:
     limit_bytes = 256 * 2**20
     """Size cap of interventions.jsonl and of rollouts.jsonl, each."""
 
-    def __init__(self, directory: Path, *, key: str, study: str, patience: float = 0.0) -> None:
+    def __init__(self, directory: Path, *, key: str, study: str, fresh: bool = False, patience: float = 0.0) -> None:
         self.directory = directory
         self.key = key
         self.study = study
@@ -31,12 +41,18 @@ class Run:
         self._lock = lock(directory, patience)
         self._evaluated: set[int] = set()
         try:
+            if fresh:
+                self._clear()
             self.checkpoints.mkdir(exist_ok=True)
             self._open_files()
+            self.status: dict[str, Any] = read_status(directory) or {}
+            self._recount()
         except OSError as error:
-            raise RunUnwritable(f"{directory}: cannot be written ({error.strerror})") from error
-        self.status: dict[str, Any] = read_status(directory) or {}
-        self._recount()
+            os.close(self._lock)
+            raise RunUnwritable(f"{error.filename or directory}: cannot be written ({error.strerror})") from error
+        except RunBroken:
+            os.close(self._lock)
+            raise
 
     @classmethod
     def open(
@@ -59,12 +75,11 @@ class Run:
         Raises:
             RunDone: the run is done, perhaps since the lock was waited for. Nothing is changed.
             RunLocked: another process holds it.
+            RunBroken: its records cannot be gone on from; nothing is changed.
             RunUnwritable: the folder cannot be made or written.
         """
-        run = cls(directory, key=key, study=study, patience=patience)
-        if fresh:
-            run._clear()
-        elif run.status.get("state") == "done":
+        run = cls(directory, key=key, study=study, fresh=fresh, patience=patience)
+        if run.status.get("state") == "done":
             run.close()
             raise RunDone(f"already done: {directory} (fresh=true starts over)")
         text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
@@ -105,8 +120,7 @@ class Run:
         return (self.metrics, self.interventions, self.rollouts)
 
     def _clear(self) -> None:
-        for file in self._files:
-            file.close()
+        (self.directory / "status.json").unlink(missing_ok=True)  # first: what is half removed must not look done
         for path in self.directory.iterdir():
             if path.name in ("job.log", ".lock"):
                 continue
@@ -114,17 +128,16 @@ class Run:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        self.checkpoints.mkdir()
-        self._open_files()
-        self.status = {}
-        self._recount()
 
     def _recount(self) -> None:
         self.iterations_done = 0
         self.compute: dict[str, float] = dict.fromkeys(COMPUTE, 0)
         self._evaluated = set()
-        for row in read_lines(self.metrics.path):
-            self._count(row)
+        try:
+            for row in read_lines(self.metrics.path):
+                self._count(row)
+        except (ValueError, TypeError, KeyError) as error:
+            raise _broken(self.metrics.path, error) from error
 
     def _count(self, row: Mapping[str, Any]) -> None:
         if row.get("kind") == "eval":
@@ -160,7 +173,10 @@ class Run:
     def truncate_after(self, iteration: int) -> None:
         """Drop all rows of later iterations: a run that goes on from a checkpoint writes them anew."""
         for file in self._files:
-            file.keep(lambda row: int(row["iteration"]) <= iteration)
+            try:
+                file.keep(lambda row: int(row["iteration"]) <= iteration)
+            except (ValueError, TypeError, KeyError) as error:
+                raise _broken(file.path, error) from error
         self._recount()
         self.update(iterations_done=self.iterations_done, compute=self.compute)
 
@@ -181,3 +197,9 @@ class Run:
         for file in self._files:
             file.close()
         os.close(self._lock)
+
+
+def _broken(path: Path, error: Exception) -> RunBroken:
+    what = f"a row without {error}" if isinstance(error, KeyError) else str(error)
+    where = "" if str(path) in what else f"{path}: "
+    return RunBroken(f"{where}{what}; the run cannot go on from it: restore the file, or start over with fresh=true")

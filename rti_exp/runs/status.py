@@ -36,6 +36,10 @@ class RunLocked(Exception):
     """Another process is working in the run directory."""
 
 
+class RunBroken(Exception):
+    """A run's records cannot be gone on from; the message names the file, and what can be done."""
+
+
 class RunUnwritable(Exception):
     """The run directory cannot be made or written."""
 
@@ -96,12 +100,13 @@ def write_status(directory: Path, status: Mapping[str, Any]) -> None:
 
 
 def read_status(directory: Path) -> dict[str, Any] | None:
-    """The status of a run directory; None if it is missing or no JSON object."""
+    """The status of a run directory; None if it is missing or no status."""
     try:
         status = json.loads((directory / "status.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
         return None
-    return status if isinstance(status, dict) and status.get("state") in STATES else None
+    whole = isinstance(status, dict) and isinstance(status.get("iterations_done", 0), int)
+    return status if whole and status.get("state") in STATES else None
 
 
 def is_done(directory: Path) -> bool:
