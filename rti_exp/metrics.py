@@ -123,20 +123,21 @@ def iteration_metrics(
 def _reward_metrics(report: IterationReport, success_threshold: float) -> dict[str, float | None]:
     """Of the trajectories as sampled, before any intervention, but for `groups/signal`.
 
-    Rewards and pass@k leave out what a teacher rolled out, which has a reward of its own.
+    Rewards, pass@k and `groups/all_failed` leave out what a teacher rolled out, which has a reward of its own.
     """
     groups = report.groups
     sampled = [trajectory for group in groups for trajectory in group.sampled]
     valid = [trajectory for trajectory in sampled if trajectory.valid]
     taught = [trajectory for trajectory in valid if trajectory.has_turn_by(Author.TEACHER)]
     own = [[one for one in group.sampled if not one.has_turn_by(Author.TEACHER)] for group in groups]
-    counts = [count for count in (success_count(members, success_threshold) for members in own) if count[0]]
+    of_groups = [success_count(members, success_threshold) for members in own]
+    counts = [count for count in of_groups if count[0]]
     return {
         "reward/mean": mean([one.reward for members in own for one in members if one.valid]),
         "reward/teacher_mean": mean([trajectory.reward for trajectory in taught]),
         "pass@1/before": mean([pass_at_k(samples, successes, 1) for samples, successes in counts]),
         "pass@G/before": mean([float(successes > 0) for _, successes in counts]),
-        "groups/all_failed": mean([float(group.all_failed(success_threshold)) for group in groups]),
+        "groups/all_failed": mean([float(valid > 0 and successes == 0) for valid, successes in of_groups]),
         "groups/signal": mean([float(any(value != 0 for value in values)) for values in report.advantages]),
         "groups/refills": report.refills,
         "trajectories/valid": len(valid),

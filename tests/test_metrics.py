@@ -6,7 +6,7 @@ import statistics
 import pytest
 
 from rti_exp.metrics import IterationReport, Stopwatch, UpdateStats, is_timing, iteration_metrics, merged, success_count
-from rti_exp.types import Evidence, Intervention, Outcome, Status, Verdict
+from rti_exp.types import Author, Evidence, Intervention, Outcome, Status, Verdict
 from tests.trajectories import group, trajectory, turn
 
 STEP = turn([1], [2])
@@ -180,3 +180,11 @@ def test_stopwatch_sums_the_uses_of_a_phase_also_of_one_that_raises(monkeypatch:
     with pytest.raises(ValueError, match="broken"), stopwatch.time("rollout"):
         raise ValueError("broken")
     assert stopwatch.seconds == {"rollout": 5.0}
+
+
+def test_all_failed_counts_the_policys_own_members() -> None:
+    taught = trajectory((turn((1,), (2,), author=Author.TEACHER),), member=2, reward=1.0)
+    members = [member(0, 0.0), member(1, 0.0), taught]
+    report = IterationReport(groups=[group(members)], advantages=[[-0.5, -0.5, 1.0]])
+    found = iteration_metrics(report, UpdateStats(), success_threshold=1.0)
+    assert (found["pass@G/before"], found["groups/all_failed"], found["reward/teacher_mean"]) == (0.0, 1.0, 1.0)
