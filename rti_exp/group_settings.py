@@ -54,6 +54,11 @@ class VerifierNode(RoleSettings):
     def __post_init__(self) -> None:
         RoleSettings.__post_init__(self)  # no super(): a dataclass with slots is another class than its body's
         VerifierSettings(policy=self.policy, rule=self.rule, checks=self.checks)
+        if self.steps_per_call != RoleSettings.__dataclass_fields__["steps_per_call"].default:
+            raise SettingsError(
+                f"steps_per_call={self.steps_per_call}: must be left out, the verifier asks all checks in one call; "
+                "validator.steps_per_call is the one that does something"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +109,7 @@ class ProbeSettings:
             raise SettingsError(f"probe.cases={self.cases}: must be an integer >= 1")
 
 
+STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false")
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
 
 
@@ -115,6 +121,7 @@ class TrainerSettings:
     devices: int = 1
     num_nodes: int = 1
     strategy: str = "auto"
+    """One of `STRATEGIES`: each process holds whole weights, which its engine generates with."""
     precision: str = "32-true"
     """One of `PRECISIONS`. fp16 is not among them: its gradients are scaled when the learner clips them."""
     threads: int = 1
@@ -125,6 +132,11 @@ class TrainerSettings:
         for name in ("devices", "num_nodes", "threads"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"trainer.{name}={getattr(self, name)}: must be an integer >= 1")
+        if self.strategy not in STRATEGIES:
+            raise SettingsError(
+                f"trainer.strategy={self.strategy!r}: must be one of {', '.join(STRATEGIES)}; the engine and the "
+                "checkpoints need the whole weights in each process, and Lightning must start it as a new one"
+            )
         if self.precision not in PRECISIONS:
             raise SettingsError(f"trainer.precision={self.precision!r}: must be one of {', '.join(PRECISIONS)}")
 

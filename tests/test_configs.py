@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,11 @@ def test_every_yaml_loads(path: Path) -> None:
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda value: str(value))
 def test_every_option_composes_and_checks(composed: Composed, group: str, option: str) -> None:
-    check(composed(f"{group}={option}"))
+    config = check(composed(f"{group}={option}"))
+    chosen = composed(f"{group}={option}", return_hydra_config=True).hydra.runtime.choices[group]
+    assert chosen == option
+    assert list(config.plain) == list(check(composed()).plain)
+    assert re.fullmatch("[0-9a-f]{12}", config.key)
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -287,3 +292,16 @@ def test_the_name_of_an_environment_variable_is_no_secret(composed: Composed) ->
     config = composed("+logger.api_key=MY_KEY")
     with pytest.raises(SettingsError, match=r"logger\.api_key: unknown key"):
         check(config)  # refused for being unknown, not for its value
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_3", "ddp_spawn", "dpp"])
+def test_a_strategy_that_splits_the_weights_is_refused(composed: Composed, strategy: str) -> None:
+    with pytest.raises(SettingsError, match=rf"trainer\.strategy='{strategy}': must be one of auto, ddp,"):
+        check(composed(f"trainer.strategy={strategy}"))
+    assert check(composed("trainer=ddp_cpu")).trainer.strategy == "ddp"
+
+
+def test_what_does_nothing_for_the_verifier_is_refused(composed: Composed) -> None:
+    with pytest.raises(SettingsError, match=r"verifier\.steps_per_call=2: must be left out"):
+        check(composed("+verifier.steps_per_call=2"))
+    assert check(composed("validator.steps_per_call=2")).validator.options.steps_per_call == 2
