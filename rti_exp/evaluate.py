@@ -24,7 +24,7 @@ from rich.table import Table
 from rti_exp import build
 from rti_exp.config import Config, check
 from rti_exp.paths import assets_root
-from rti_exp.runs import read_config
+from rti_exp.runs import read_config, read_status
 from rti_exp.settings import SettingsError
 from rti_exp.typed import explain
 
@@ -69,12 +69,12 @@ def evaluate(config: Config, directory: Path | None) -> dict[str, Any]:
     """The eval row (as in metrics.jsonl) of a run's newest valid checkpoint, or of the policy as it is.
 
     Raises:
-        SettingsError: the run has no valid checkpoint, or there is no task.
+        SettingsError: the run has no status or no valid checkpoint of its own, or there is no task.
     """
     if config.evaluation.tasks == 0:
         raise SettingsError("eval.tasks=0: must be an integer >= 1, there is nothing else to do here")
     from rti_exp.callbacks import evaluation_row, interleaved_families
-    from rti_exp.checkpoints import latest_valid_checkpoint
+    from rti_exp.checkpoints import CheckpointError, latest_valid_checkpoint
 
     build.quiet()
     build.seed_everything(config)
@@ -82,7 +82,10 @@ def evaluate(config: Config, directory: Path | None) -> dict[str, Any]:
     policy = build.player(config, config.policy.path)
     iteration = 0
     if directory is not None:
-        state = latest_valid_checkpoint(directory / "checkpoints", directory.resolve().name)
+        try:
+            state = latest_valid_checkpoint(directory / "checkpoints", _run_key(directory))
+        except CheckpointError as error:
+            raise SettingsError(f"run={str(directory)!r}: {error}") from error
         if state is None:
             raise SettingsError(f"run={str(directory)!r}: must be a run with a valid checkpoint in checkpoints/")
         policy.model.load_state_dict(state["model"])
@@ -93,6 +96,14 @@ def evaluate(config: Config, directory: Path | None) -> dict[str, Any]:
         tasks, config.evaluation.samples, iteration, purpose="eval", temperature=config.evaluation.temperature
     )
     return evaluation_row(iteration, groups, config.evaluation.samples, config.intervention.success_threshold)
+
+
+def _run_key(directory: Path) -> str:
+    """From its status: the folder may have been renamed or copied."""
+    status = read_status(directory)
+    if not status or "run_key" not in status:
+        raise SettingsError(f"run={str(directory)!r}: must be a run directory; its status.json names no run")
+    return str(status["run_key"])
 
 
 def table(row: Mapping[str, Any], samples: int) -> Table:

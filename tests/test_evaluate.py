@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
+from transformers import AutoModelForCausalLM
 
+from rti_exp.checkpoints import save_checkpoint
+from rti_exp.config import check
 from rti_exp.evaluate import main
+from rti_exp.runs import Run
 
 
 @pytest.mark.parametrize(
@@ -27,3 +33,25 @@ def test_bad_config_is_exit_code_2(
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_renamed_run_is_evaluated_and_another_runs_checkpoint_is_refused(
+    composed: Callable[..., DictConfig],
+    policy_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = (f"policy.path={policy_folder}", "eval.tasks=1", "eval.samples=1", "logger=none")
+    config = check(composed(*options))
+    run = Run.open(tmp_path / "renamed", key=config.key, study="single", config=config.plain)
+    model = AutoModelForCausalLM.from_pretrained(policy_folder)
+    state = {"iteration": 1, "model": model.state_dict()}
+    save_checkpoint(run.checkpoints, config.key, state, previous=0)
+    run.close()
+    assert main([f"run={tmp_path / 'renamed'}"]) == 0
+    assert "after iteration 1" in capsys.readouterr().out
+    save_checkpoint(run.checkpoints, "another", {**state, "iteration": 2}, previous=1)
+    assert main([f"run={tmp_path / 'renamed'}"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"bad config: run='{tmp_path / 'renamed'}': ")
+    assert "another" in told
