@@ -75,7 +75,7 @@ class ProcessLauncher(Launcher):
             RunUnwritable: the study's folder cannot be made or written.
             KeyboardInterrupt: after the children have ended.
         """
-        from rti_exp.sweep import Sweep
+        from rti_exp.sweep import Sweep, swept_by
 
         def compose(overrides: Sequence[str]) -> DictConfig:
             return self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
@@ -83,7 +83,9 @@ class ProcessLauncher(Launcher):
         n_jobs = len(os.sched_getaffinity(0)) if self.n_jobs is None else self.n_jobs
         if n_jobs < 1:
             raise SettingsError(f"hydra.launcher.n_jobs={n_jobs}: must be an integer >= 1, or null")
-        sweep = Sweep.plan(job_overrides, compose, n_jobs=n_jobs, flags=self._flags())
+        # Of the whole sweep: with hydra.sweeper.max_batch_size these are the jobs of one batch.
+        keys = swept_by(self.config)
+        sweep = Sweep.plan(job_overrides, compose, n_jobs=n_jobs, flags=self._flags(), keys=keys)
         outcome.code = max(outcome.code, sweep.run())
         return [self._job_return(overrides) for overrides in job_overrides]
 

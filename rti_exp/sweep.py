@@ -96,6 +96,16 @@ def swept_in(arguments: Sequence[str]) -> list[str]:
     return keys
 
 
+def swept_by(config: DictConfig) -> list[str]:
+    """The keys that a whole multirun sweeps, in its sweeper's params or on its command line.
+
+    `config` is the multirun's own, with the hydra node.
+    """
+    params = config.hydra.sweeper.get("params") or {}
+    texts = [*(f"{key}={value}" for key, value in params.items()), *config.hydra.overrides.task]
+    return list(dict.fromkeys(key_of(key) for key in swept_in(texts)))
+
+
 def study_name(keys: Sequence[str]) -> str:
     """A readable folder name of what is swept: "gate.delta+seed"; "sweep" if nothing is."""
     name = "+".join(re.sub(r"[^A-Za-z0-9._-]", "-", key).strip(".") for key in keys if not key.startswith("hydra."))
@@ -128,13 +138,16 @@ class Sweep:
         *,
         n_jobs: int,
         flags: Sequence[str] = (),
+        keys: Sequence[str] = (),
     ) -> Sweep:
         """Check every job's config, and look how far each has come.
+
+        `keys` are those that the sweep varies, of which these jobs may be a batch; without any, those that differ.
 
         Raises:
             SettingsError: naming the job's overrides.
         """
-        keys = [key for key in swept_keys(job_overrides) if not key.startswith("hydra.")]
+        keys = [key for key in keys or swept_keys(job_overrides) if not key.startswith("hydra.")]
         default = study_name(keys)
         jobs: dict[Path, Job] = {}
         study = default
