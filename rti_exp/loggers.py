@@ -10,7 +10,8 @@ import csv
 import html
 import math
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +35,22 @@ TABLE_COLUMNS = (
     "child_reward",
 )
 TAG_LENGTH = 64
+
+
+def unfailing(log: Callable[[Mapping[str, Any]], None]) -> Callable[[Mapping[str, Any]], None]:
+    """`log`, but what it raises is told once, as a warning, and goes no further: metrics.jsonl has the rows."""
+    told = False
+
+    def careful(row: Mapping[str, Any]) -> None:
+        nonlocal told
+        try:
+            log(row)
+        except Exception as error:  # code of others: W&B's, for one
+            if not told:
+                print(f"warning: the logger failed ({type(error).__name__}: {error}); the run goes on", file=sys.stderr)
+            told = True
+
+    return careful
 
 
 class RunLogger(Protocol):

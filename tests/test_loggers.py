@@ -5,14 +5,15 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig
 
 from rti_exp.config import Config, check
-from rti_exp.loggers import TABLE_COLUMNS, CsvLogger, WandbLogger, finite, intervention_table, tags
+from rti_exp.loggers import TABLE_COLUMNS, CsvLogger, WandbLogger, finite, intervention_table, tags, unfailing
 from rti_exp.paths import PACKAGE
 from rti_exp.runs import Run
 from rti_exp.settings import SettingsError
@@ -94,3 +95,18 @@ def test_online_without_a_login_asks_nobody(tmp_path: Path) -> None:
 def test_another_mode_is_refused(config: Config, run: Run) -> None:
     with pytest.raises(SettingsError, match=r"logger\.mode='shout': must be offline, online or disabled"):
         WandbLogger(config, run, mode="shout")
+
+
+def test_a_logger_that_breaks_in_mid_run_is_told_once(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[int] = []
+
+    def log(row: Mapping[str, Any]) -> None:
+        asked.append(row["iteration"])
+        raise ConnectionError("no space left")
+
+    run.listeners.append(unfailing(log))
+    for iteration in (1, 2, 3):
+        run.append_metrics({"kind": "train", "iteration": iteration})
+    assert asked == [1, 2, 3]
+    assert run.iterations_done == 3
+    assert capsys.readouterr().err == "warning: the logger failed (ConnectionError: no space left); the run goes on\n"
