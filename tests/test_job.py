@@ -1,0 +1,76 @@
+"""One job: which process holds its directory, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from rti_exp import job
+from rti_exp.config import check
+from rti_exp.runs import Run
+
+RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+SMALL = ("logger=none", "trainer=ddp_cpu", "trainer.devices=2")
+
+
+@pytest.mark.parametrize(
+    ("environment", "first"),
+    [
+        ({}, True),
+        ({"RANK": "0", "LOCAL_RANK": "0"}, True),
+        ({"RANK": "2", "LOCAL_RANK": "0"}, False),
+        ({"RANK": "0", "LOCAL_RANK": "0", "SLURM_PROCID": "1"}, True),
+        ({"LOCAL_RANK": "1"}, False),
+        ({"LOCAL_RANK": "0", "NODE_RANK": "1"}, False),
+        ({"SLURM_PROCID": "0"}, True),
+        ({"SLURM_PROCID": "1"}, False),
+        ({"RANK": "", "SLURM_PROCID": ""}, True),
+    ],
+)
+def test_only_global_rank_0_opens_the_directory(
+    environment: Mapping[str, str],
+    first: bool,
+    composed: Callable[..., DictConfig],
+    policy_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in RANKS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    given: list[Run | None] = []
+
+    def train(config: object, run: Run | None, directory: Path) -> int:
+        given.append(run)
+        return job.DONE
+
+    monkeypatch.setattr(job, "_train", train)
+    config = composed(*SMALL, f"policy.path={policy_folder}", f"runs_root={tmp_path}")
+    assert job.run_job(config) == job.DONE
+    [run] = given
+    assert (run is not None) is first
+    assert check(config).directory("single").exists() is first
+
+
+def test_slurms_tasks_of_one_process_each_are_runs_of_their_own(
+    composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in RANKS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    assert job._is_first_rank(check(composed()))
+
+
+def test_missing_held_out_tasks_are_told(
+    composed: Callable[..., DictConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = check(composed("eval.tasks=97"))
+    job._tell_missing_tasks(config, 97)
+    assert capsys.readouterr().out == ""
+    job._tell_missing_tasks(config, 96)
+    told = "warning: eval.tasks=97, but there are 96 held-out tasks; all of them are taken\n"
+    assert capsys.readouterr().out == told
