@@ -161,12 +161,12 @@ def test_the_plan_is_announced(plan: Callable[..., Sweep]) -> None:
     assert "inf" in lines[1]
 
 
-def test_edited_times_of_a_done_run_do_not_count(plan: Callable[..., Sweep]) -> None:
+def test_edited_seconds_of_a_done_run_do_not_count(plan: Callable[..., Sweep]) -> None:
     planned = plan([["gate.delta=0"]])
     assert planned.run() == 0
     assert measured_seconds_per_iteration(planned.study_dir) is not None
     path = planned.jobs[0].directory / "status.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "ended": "yesterday"}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "compute": {"seconds": "many"}}))
     assert measured_seconds_per_iteration(planned.study_dir) is None
 
 
