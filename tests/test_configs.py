@@ -301,6 +301,11 @@ def test_a_strategy_that_splits_the_weights_is_refused(composed: Composed, strat
     assert check(composed("trainer=ddp_cpu")).trainer.strategy == "ddp"
 
 
+def test_compute_matched_grpo_has_the_tokens_that_rti_spent(composed: Composed) -> None:
+    config = check(composed("experiment=compute_matched"))
+    assert (config.budget.tokens, config.run.max_iterations, config.corrector.target) == (117_584, 1000, None)
+
+
 def test_what_does_nothing_for_the_verifier_is_refused(composed: Composed) -> None:
     with pytest.raises(SettingsError, match=r"verifier\.steps_per_call=2: must be left out"):
         check(composed("+verifier.steps_per_call=2"))
