@@ -159,6 +159,7 @@ def _intervention_metrics(interventions: Sequence[Intervention]) -> dict[str, fl
             [record.perplexity for record in accepted if record.perplexity is not None]
         ),
         "correction/rho_mean": mean(weights),
+        "correction/reencoded": sum(one.correction is not None and one.correction.reencoded for one in interventions),
         "correction/rho_std": statistics.pstdev(weights) if weights else None,
     }
 

@@ -215,6 +215,8 @@ class Correction:
     text: str
     message: Message
     source: str
+    reencoded: bool = False
+    """Whether it was written in another tokenizer's ids, and its text encoded anew for the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 
 import pytest
 
 from rti_exp.metrics import IterationReport, Stopwatch, UpdateStats, is_timing, iteration_metrics, merged, success_count
-from rti_exp.types import Author, Evidence, Intervention, Outcome, Status, Verdict
+from rti_exp.types import Author, Correction, Evidence, Intervention, Message, Outcome, Status, Verdict
 from tests.trajectories import group, trajectory, turn
 
 STEP = turn([1], [2])
@@ -80,6 +81,7 @@ def test_all_metrics_of_an_iteration() -> None:
         "correction/perplexity_median": 9.0,
         "correction/accepted_perplexity_mean": 2.0,
         "correction/rho_mean": 1.0,
+        "correction/reencoded": 0,
         "correction/rho_std": 0.5,
         "loss/policy": -0.25,
         "loss/kl": None,
@@ -188,3 +190,14 @@ def test_all_failed_counts_the_policys_own_members() -> None:
     report = IterationReport(groups=[group(members)], advantages=[[-0.5, -0.5, 1.0]])
     found = iteration_metrics(report, UpdateStats(), success_threshold=1.0)
     assert (found["pass@G/before"], found["groups/all_failed"], found["reward/teacher_mean"]) == (0.0, 1.0, 1.0)
+
+
+def test_reencoded_corrections_are_counted() -> None:
+    message = Message(role="assistant", content="x")
+    written = [
+        Correction(prompt_ids=(1,), action_ids=(2,), text="x", message=message, source="teacher", reencoded=reencoded)
+        for reencoded in (True, False, True)
+    ]
+    records = [dataclasses.replace(attempt(Outcome.UNCHANGED), correction=one) for one in (*written, None)]
+    report = IterationReport(groups=[group([member(0, 0.0)], interventions=records)], advantages=[[0.0]])
+    assert iteration_metrics(report, UpdateStats(), success_threshold=1.0)["correction/reencoded"] == 2

@@ -63,8 +63,6 @@ class Corrector(Protocol):
 
     engine: Engine
     same_tokenizer: bool
-    reencoded: int
-    """Corrections since construction that were written in other ids and encoded anew for the policy."""
 
     def correct(self, rewrites: Sequence[Rewrite]) -> list[Correction | NoCorrection]:
         """Corrections in the policy's ids, in the order of `rewrites`; none if empty, cut off, or not to be asked for
@@ -86,7 +84,6 @@ class SelfCorrector:
         self.renderer = renderer
         self.prompt = prompt
         self.settings = settings
-        self.reencoded = 0
 
     def correct(self, rewrites: Sequence[Rewrite]) -> list[Correction | NoCorrection]:
         prompts = [correction_prompt(rewrite, self.prompt, self.renderer) for rewrite in rewrites]
@@ -123,7 +120,6 @@ class TeacherCorrector:
         self.same_tokenizer = same_tokenizer
         self.prompt = prompt
         self.settings = settings
-        self.reencoded = 0
 
     def correct(self, rewrites: Sequence[Rewrite]) -> list[Correction | NoCorrection]:
         policy_prompts = [correction_prompt(rewrite, self.prompt, self.policy_renderer) for rewrite in rewrites]
@@ -152,8 +148,7 @@ class TeacherCorrector:
             if not is_closed(ids, self.renderer):
                 return NoCorrection(CUT_OFF)
             ids = self.policy_renderer.action_ids(self.renderer.message(ids).content)
-            self.reencoded += 1
-        return _correction(prompt_ids, ids, self.policy_renderer, source="teacher")
+        return _correction(prompt_ids, ids, self.policy_renderer, source="teacher", reencoded=not self.same_tokenizer)
 
 
 def correction_prompt(rewrite: Rewrite, prompt: RolePrompt, renderer: Renderer) -> tuple[int, ...]:
@@ -179,7 +174,12 @@ def _draw(
 
 
 def _correction(
-    prompt_ids: tuple[int, ...], action_ids: tuple[int, ...], renderer: Renderer, *, source: str
+    prompt_ids: tuple[int, ...],
+    action_ids: tuple[int, ...],
+    renderer: Renderer,
+    *,
+    source: str,
+    reencoded: bool = False,
 ) -> Correction | NoCorrection:
     if not is_closed(action_ids, renderer):
         return NoCorrection(CUT_OFF)
@@ -187,5 +187,10 @@ def _correction(
     if not message.content.strip() and not message.tool_calls:
         return NoCorrection(EMPTY)
     return Correction(
-        prompt_ids=prompt_ids, action_ids=action_ids, text=message.content, message=message, source=source
+        prompt_ids=prompt_ids,
+        action_ids=action_ids,
+        text=message.content,
+        message=message,
+        source=source,
+        reencoded=reencoded,
     )

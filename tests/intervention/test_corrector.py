@@ -1,5 +1,7 @@
 """The correctors: exact prompts, seeds, usable answers, a teacher with its own tokenizer."""
 
+import dataclasses
+
 import pytest
 
 from rti_exp.intervention.case import Case
@@ -73,7 +75,6 @@ def test_self_corrector():
     assert request.seed == a_rewrite().case.draw("corrector", 0)
     assert (request.sampling.temperature, request.sampling.max_tokens) == (1.0, 200)
     assert request.sampling.stop_ids == RENDERER.stop_ids
-    assert corrector.reencoded == 0
 
 
 @pytest.mark.parametrize(("answer", "why"), [("", EMPTY), (" \n", EMPTY), (Cut(TAKE_RED), CUT_OFF), (Cut(""), CUT_OFF)])
@@ -108,17 +109,15 @@ def test_teacher_with_the_policys_tokenizer_continues_its_exact_ids():
     corrector = teacher(engine, same=True)
     assert corrector.correct([a_rewrite()]) == [correction("teacher")]
     assert engine.requests[0].prompt_ids == correction("teacher").prompt_ids
-    assert corrector.reencoded == 0
 
 
 def test_teacher_with_another_tokenizer_is_asked_in_its_ids_and_encoded_for_the_policy():
     engine = RoleEngine(renderer=THEIRS)
     corrector = teacher(engine, same=False)
-    assert corrector.correct([a_rewrite()]) == [correction("teacher")]
+    assert corrector.correct([a_rewrite()]) == [dataclasses.replace(correction("teacher"), reencoded=True)]
     [request] = engine.requests
     assert THEIRS.show(request.prompt_ids) == PROMPT
     assert request.sampling.stop_ids == THEIRS.stop_ids
-    assert corrector.reencoded == 1
 
 
 def test_teachers_cut_off_answer_is_judged_in_its_own_ids():
@@ -127,7 +126,6 @@ def test_teachers_cut_off_answer_is_judged_in_its_own_ids():
     assert THEIRS.encode("\U0010ffff") == RENDERER.stop_ids
     corrector = teacher(engine, same=False)
     assert corrector.correct([a_rewrite()]) == [NoCorrection(CUT_OFF)]
-    assert corrector.reencoded == 0
 
 
 def test_teacher_in_the_pipeline():
@@ -137,6 +135,7 @@ def test_teacher_in_the_pipeline():
     assert record.outcome is Outcome.ACCEPTED
     assert record.correction is not None
     assert record.correction.source == "teacher"
+    assert record.correction.reencoded
     assert [kind for kind, _ in policy.calls] == ["judge", "gold+leak+plausible", "score", "policy", "policy"]
     assert theirs.calls == [("rewrite", 1)]
     # pi_cal is the policy's, under the correction prompt in its own ids.
