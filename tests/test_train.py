@@ -23,7 +23,7 @@ from rti_exp.callbacks import IterationCheckpoint
 from rti_exp.checkpoints import latest_valid_checkpoint
 from rti_exp.config import check
 from rti_exp.learner import RTIModule
-from rti_exp.runs import Run, read_status
+from rti_exp.runs import Run, is_held, read_status
 
 Composed = Callable[..., DictConfig]
 SMALL = (
@@ -427,7 +427,11 @@ def test_a_killed_sweep_takes_its_children_along(small: Sequence[str], tmp_path:
     def states() -> set[str]:
         return {(read_status(path) or {})["state"] for path in study.iterdir() if path.is_dir()}
 
-    wait_for(lambda: states() == {"interrupted"})
+    wait_for(lambda: "running" not in states())
+    folders = [path for path in study.iterdir() if path.is_dir()]
+    assert states() == {"interrupted"}
+    wait_for(lambda: not any(is_held(path) for path in folders))
+    assert [0 < iterations_done(path) < 60 for path in folders] == [True, True]
 
 
 @pytest.mark.slow

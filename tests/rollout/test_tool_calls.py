@@ -61,4 +61,5 @@ def test_malformed_calls_are_said_to_be_so(text, reason):
 def test_what_is_read_can_be_written_as_strict_json():
     for text in (nested(MAX_DEPTH - 1), '{"name": "a", "arguments": {"x": "\\ud83d\\ude00", "y": 1e308}}'):
         call = parse_tool_call(text)
-        json.dumps(call.arguments, allow_nan=False, ensure_ascii=False).encode("utf-8")
+        written = json.dumps(call.arguments, allow_nan=False, ensure_ascii=False).encode("utf-8")
+        assert json.loads(written) == json.loads(text)["arguments"]
