@@ -75,7 +75,8 @@ class ProcessLauncher(Launcher):
             RunUnwritable: the study's folder cannot be made or written.
             KeyboardInterrupt: after the children have ended.
         """
-        from rti_exp.sweep import Sweep, swept_by
+        from rti_exp.sweep import Sweep
+        from rti_exp.swept import swept_by
 
         def compose(overrides: Sequence[str]) -> DictConfig:
             return self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))

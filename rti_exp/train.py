@@ -21,7 +21,7 @@ from rti_exp import launcher
 from rti_exp.paths import assets_root
 from rti_exp.runs import RunUnwritable
 from rti_exp.settings import SettingsError
-from rti_exp.sweep import study_name, swept_in
+from rti_exp.swept import study_name, swept_in
 from rti_exp.typed import explain
 
 FAILED = 1

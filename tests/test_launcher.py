@@ -15,8 +15,9 @@ from rich.console import Console
 from rti_exp import sweep
 from rti_exp.runs import Run, read_status
 from rti_exp.settings import SettingsError
-from rti_exp.sweep import Sweep, key_of, study_name, swept_in, swept_keys
+from rti_exp.sweep import Sweep
 from rti_exp.sweep_display import Display, duration, estimated_seconds, measured_seconds_per_iteration
+from rti_exp.swept import key_of, study_name, swept_in, swept_keys
 
 Composed = Callable[..., DictConfig]
 

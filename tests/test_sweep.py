@@ -13,8 +13,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rti_exp.paths import assets_root
-from rti_exp.sweep import study_name, swept_by
 from rti_exp.sweep_display import measured_seconds_per_iteration
+from rti_exp.swept import study_name, swept_by
 
 
 def multirun(overrides: Sequence[str]) -> DictConfig:
