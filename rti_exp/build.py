@@ -6,10 +6,7 @@ with; an environment takes its options as keywords.
 
 from __future__ import annotations
 
-import logging
-import os
-import warnings
-from collections.abc import Sequence
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,23 +18,21 @@ from rti_exp.config import Config, Part, check_files
 from rti_exp.envs.base import Environment
 from rti_exp.group_settings import CorrectorSettings, verifier_settings
 from rti_exp.paths import policy_folder
+from rti_exp.players import Player, collector, same_tokenizer, teacher_rollouts
 from rti_exp.runs import Run
 from rti_exp.settings import SettingsError
+from rti_exp.trainer import forgetting, trainer
 from rti_exp.types import Task
 
 if TYPE_CHECKING:
     import torch
     from pytorch_lightning import Callback, Trainer
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-    from rti_exp.engines.base import Engine
     from rti_exp.intervention.corrector import Corrector
     from rti_exp.intervention.pipeline import Interventions
     from rti_exp.learner import RTIModule
     from rti_exp.loggers import RunLogger
     from rti_exp.rollout.collect import Collector
-    from rti_exp.rollout.render import TokenRenderer
-    from rti_exp.rollout.teacher import TeacherRollouts
     from rti_exp.tasks import TaskDataModule
 
 
@@ -67,12 +62,25 @@ def check_parts(config: Config) -> None:
     """
     _check_algorithm(config)
     check_files(config)
-    tasks = len(environment(config).tasks("train"))
+    tasks = _training_tasks(config)
     if config.run.tasks_per_iteration > tasks:
         raise SettingsError(
             f"tasks_per_iteration={config.run.tasks_per_iteration}: must be at most {tasks}, "
             "the number of training tasks"
         )
+
+
+def _training_tasks(config: Config) -> int:
+    try:
+        return len(environment(config).tasks("train"))
+    except SettingsError:
+        raise
+    except Exception as error:  # code of others
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise SettingsError(
+            f"env._target_={config.env.target!r}: must be an environment that can be made and has tasks; it raised "
+            f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+        ) from error
 
 
 def _check_algorithm(config: Config) -> None:
@@ -95,16 +103,6 @@ def _options(part: Part) -> dict[str, Any]:
     return {name: getattr(part.options, name) for name in part.options.__dataclass_fields__}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Player:
-    """A model with its tokenizer, the engine that samples it, and the renderer of its chat format."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerFast
-    engine: Engine
-    renderer: TokenRenderer
-
-
 def player(config: Config, path: str, *, key: str = "policy.path", device: torch.device | None = None) -> Player:
     """The model of a transformers folder, in an engine of the kind `engine`."""
     import torch
@@ -121,18 +119,6 @@ def player(config: Config, path: str, *, key: str = "policy.path", device: torch
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     engine = make(config.engine, model=model, **_options(config.engine))
     return Player(model=model, tokenizer=tokenizer, engine=engine, renderer=TokenRenderer(tokenizer))
-
-
-def collector(config: Config, world: Environment, policy: Player) -> Collector:
-    from rti_exp.rollout.collect import Collector
-
-    return Collector(
-        environment=world,
-        engine=policy.engine,
-        renderer=policy.renderer,
-        settings=config.rollout,
-        seed=config.run.seed,
-    )
 
 
 def corrector(config: Config, policy: Player, device: torch.device) -> Corrector | None:
@@ -171,32 +157,6 @@ def teacher(config: Config, policy: Player, device: torch.device) -> Player | No
     if not same_tokenizer(policy, made):
         raise SettingsError(f"algorithm.teacher={path!r}: must have the policy's tokenizer")
     return made
-
-
-def teacher_rollouts(config: Config, rollouts: Collector, taught_by: Player | None) -> TeacherRollouts | None:
-    """None unless the algorithm's groups have members of a teacher."""
-    options = config.algorithm.options
-    if taught_by is None or not isinstance(options, LuffySettings):
-        return None
-    from rti_exp.rollout.collect import Collector
-    from rti_exp.rollout.teacher import TeacherRollouts
-    from rti_exp.types import Author
-
-    own = Collector(
-        environment=rollouts.environment,
-        engine=taught_by.engine,
-        renderer=rollouts.renderer,
-        settings=config.rollout,
-        seed=config.run.seed,
-        author=Author.TEACHER,
-    )
-    return TeacherRollouts(
-        teacher=own, policy=rollouts, members=options.n_prefix, prefix_fraction=options.prefix_fraction
-    )
-
-
-def same_tokenizer(first: Player, second: Player) -> bool:
-    return first.tokenizer.backend_tokenizer.to_str() == second.tokenizer.backend_tokenizer.to_str()
 
 
 def probe(config: Config, run: Run | None, world: Environment, policy: Player) -> Callback | None:
@@ -284,7 +244,7 @@ def experiment(config: Config, run: Run | None, *, directory: Path) -> Experimen
     writer = None if steps_in is None else steps_in.corrector
     taught_by = teacher(config, policy, trained.strategy.root_device)
     engines = [policy.engine, *(one.engine for one in (writer, taught_by) if one is not None)]
-    trained.callbacks.append(_forgetting(engines))  # pyright: ignore[reportAttributeAccessIssue]
+    trained.callbacks.append(forgetting(engines))  # pyright: ignore[reportAttributeAccessIssue]
     module = RTIModule(
         model=policy.model,
         engine=policy.engine,
@@ -302,70 +262,8 @@ def experiment(config: Config, run: Run | None, *, directory: Path) -> Experimen
     return Experiment(module=module, data=data, trainer=trained, heldout=heldout)
 
 
-def _forgetting(engines: Sequence[Engine]) -> Callback:
-    """Each iteration starts with engines that have stored nothing, as a resumed run's do.
-
-    What an engine has stored (of an evaluation, or a teacher of the iteration before) changes the shapes of its
-    batches, and so the last digits.
-    """
-    from pytorch_lightning.callbacks import LambdaCallback
-
-    def forget(trainer: Trainer, module: RTIModule, *rest: object) -> None:
-        for engine in engines:
-            engine.sync(module.policy_version)
-
-    return LambdaCallback(on_train_batch_start=forget)
-
-
-def trainer(config: Config, callbacks: list[Any]) -> Trainer:
-    from pytorch_lightning import Trainer
-
-    settings = config.trainer
-    return Trainer(
-        accelerator=settings.accelerator,
-        devices=settings.devices,
-        num_nodes=settings.num_nodes,
-        strategy=settings.strategy,
-        precision=settings.precision,  # pyright: ignore[reportArgumentType]
-        deterministic="warn" if settings.deterministic else None,
-        max_epochs=1,
-        callbacks=callbacks,
-        logger=False,  # rti_exp.loggers gets the rows, with iterations as x-axis
-        enable_checkpointing=False,  # IterationCheckpoint does it
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-    )
-
-
 def run_logger(config: Config, run: Run) -> RunLogger | None:
     """None for `logger=none`."""
     return (
         None if config.logger.target is None else make(config.logger, config=config, run=run, **_options(config.logger))
     )
-
-
-def seed_everything(config: Config) -> None:
-    import pytorch_lightning
-    import torch
-
-    torch.set_num_threads(config.trainer.threads)
-    pytorch_lightning.seed_everything(config.run.seed, workers=True, verbose=False)
-
-
-def quiet() -> None:
-    """Keep Lightning's and transformers' advice out of a job's log."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    import pytorch_lightning  # noqa: F401  (sets the level of its logger when imported)
-    import transformers
-
-    for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    for name in logging.root.manager.loggerDict:
-        if name.startswith(("pytorch_lightning.", "lightning_fabric.")):
-            logging.getLogger(name).setLevel(logging.ERROR)
-    for module in ("pytorch_lightning", "lightning_fabric", "torch"):
-        warnings.filterwarnings("ignore", module=module)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()

@@ -11,6 +11,11 @@ from rti_exp.settings import SettingsError
 
 PACKAGE = Path(__file__).resolve().parent
 BUILTIN = "builtin:"
+PARTS = {
+    "weights": ("*.safetensors", "pytorch_model*.bin"),
+    "files of a tokenizer": ("tokenizer.json", "tokenizer.model", "vocab.*"),
+}
+"""What a transformers folder holds besides config.json: any file of each."""
 
 
 def assets_root() -> Path:
@@ -44,4 +49,7 @@ def policy_folder(path: str, key: str = "policy.path") -> Path:
         wanted = "a folder with a transformers model (config.json, weights, tokenizer)"
     if not (folder / "config.json").is_file():
         raise SettingsError(f"{key}={path!r}: there is no {folder / 'config.json'}; must be {wanted}")
+    for what, patterns in PARTS.items():
+        if not any(next(folder.glob(pattern), None) for pattern in patterns):
+            raise SettingsError(f"{key}={path!r}: there are no {what} in {folder} ({', '.join(patterns)})")
     return folder

@@ -80,9 +80,9 @@ def signature_class(key: str, target: str) -> type | None:
     module, _, name = target.rpartition(".")
     try:
         made = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+        parameters = inspect.signature(made).parameters.values()
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise SettingsError(f"{key}._target_={target!r}: must be the full name of a class ({error})") from error
-    parameters = inspect.signature(made).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     hints = typing.get_type_hints(made if inspect.isfunction(made) else made.__init__)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,3 +27,34 @@ def test_a_corrector_of_ones_own(composed: Callable[..., DictConfig]) -> None:
     assert made.made_of == ("policy", "rewrite: {evidence} | {reason}", 3, "plain")
     with pytest.raises(SettingsError, match=r"corrector\.tires: unknown key; did you mean corrector\.tries\?"):
         check(composed(*own, "+corrector.tires=3"))
+
+
+class BrokenWorld:
+    def __init__(self, *, when: str = "making", **options: Any) -> None:
+        self.when = when
+        if when == "making":
+            raise TypeError("no such service")
+
+    def tasks(self, split: str) -> list[Any]:
+        raise KeyError(split)
+
+
+@pytest.mark.parametrize(("when", "error"), [("making", "TypeError: no such service"), ("asking", "KeyError: 'train'")])
+def test_an_environment_that_breaks_is_told_with_its_place(
+    composed: Callable[..., DictConfig], when: str, error: str
+) -> None:
+    config = check(composed(f"env._target_={__name__}.BrokenWorld", f"+env.when={when}"))
+    with pytest.raises(SettingsError, match=rf"env\._target_=.*{error} \(.*test_build\.py, line \d+\)"):
+        build.check_parts(config)
+
+
+@pytest.mark.parametrize(
+    ("missing", "told"), [("*.safetensors", "weights"), ("tokenizer.json", "files of a tokenizer")]
+)
+def test_half_a_policy_folder_is_told_before_it_is_loaded(
+    composed: Callable[..., DictConfig], policy_folder: Path, tmp_path: Path, missing: str, told: str
+) -> None:
+    folder = tmp_path / "half"
+    shutil.copytree(policy_folder, folder, ignore=shutil.ignore_patterns(missing))
+    with pytest.raises(SettingsError, match=rf"policy\.path=.*: there are no {told} in .*half"):
+        build.check_parts(check(composed(f"policy.path={folder}")))

@@ -99,6 +99,12 @@ def test_delta_below_one_never_opens() -> None:
     assert not GateSettings(delta=1.0).never_opens
 
 
+@pytest.mark.parametrize("target", ["nowhere.Town", "os", "os.path", "builtins.int", "rti_exp.envs.town.Twon"])
+def test_a_target_that_is_no_class_with_keys_is_told(target: str) -> None:
+    with pytest.raises(SettingsError, match=rf"env\._target_='{target}': must be the full name of a class"):
+        signature_class("env", target)
+
+
 def test_options_are_checked_against_a_signature() -> None:
     cls = signature_class("env", "rti_exp.envs.town.Town")
     assert cls is not None
