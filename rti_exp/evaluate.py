@@ -26,6 +26,7 @@ from rti_exp.config import Config, check
 from rti_exp.paths import assets_root
 from rti_exp.runs import read_config, read_status
 from rti_exp.settings import SettingsError
+from rti_exp.trainer import quiet, seed_everything
 from rti_exp.typed import explain
 
 
@@ -76,8 +77,8 @@ def evaluate(config: Config, directory: Path | None) -> dict[str, Any]:
     from rti_exp.callbacks import evaluation_row, interleaved_families
     from rti_exp.checkpoints import CheckpointError, latest_valid_checkpoint
 
-    build.quiet()
-    build.seed_everything(config)
+    quiet()
+    seed_everything(config)
     world = build.environment(config)
     policy = build.player(config, config.policy.path)
     iteration = 0

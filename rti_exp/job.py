@@ -22,6 +22,7 @@ from rti_exp.config import Config, check
 from rti_exp.runs import Run, RunBroken, RunDone, RunLocked, is_done
 from rti_exp.settings import SettingsError
 from rti_exp.sweep import SWEEP_PID
+from rti_exp.trainer import quiet, seed_everything
 
 if TYPE_CHECKING:
     from rti_exp.loggers import RunLogger
@@ -137,8 +138,8 @@ def _finish(run: Run, state: str, error: BaseException | None) -> None:
 
 
 def _train(config: Config, run: Run | None, directory: Path) -> int:
-    build.quiet()
-    build.seed_everything(config)
+    quiet()
+    seed_everything(config)
     from rti_exp.loggers import unfailing
 
     logger = build.run_logger(config, run) if run is not None else None

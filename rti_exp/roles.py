@@ -24,6 +24,7 @@ from rti_exp.config import Config, CorrectorSettings, check
 from rti_exp.group_settings import verifier_settings
 from rti_exp.paths import assets_root
 from rti_exp.settings import SettingsError
+from rti_exp.trainer import quiet, seed_everything
 from rti_exp.typed import explain
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ def measure(config: Config) -> list[Table]:
     from rti_exp.pretraining.probe import Probe
     from rti_exp.verifier_audit import audit
 
-    build.quiet()
-    build.seed_everything(config)
+    quiet()
+    seed_everything(config)
     policy = build.player(config, config.policy.path)
     writer, options = policy, config.corrector.options
     if isinstance(options, CorrectorSettings) and options.path is not None:

@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("forward", "distributed", "metrics", "records", "checkpoints", "tasks", "gathering"),
     ("learner",),
     ("callbacks",),
-    ("analysis", "pretraining", "loggers", "fixed_probe", "town_probe", "verifier_audit"),
+    ("analysis", "pretraining", "loggers", "fixed_probe", "town_probe", "verifier_audit", "players", "trainer"),
     ("build",),
     ("sweep_display", "sweep"),
     ("job", "launcher"),

@@ -1,0 +1,82 @@
+"""Lightning's Trainer as a run wants it, and the settings of the process around it.
+
+torch is imported by what is called.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rti_exp.config import Config
+
+if TYPE_CHECKING:
+    from pytorch_lightning import Callback, Trainer
+
+    from rti_exp.engines.base import Engine
+    from rti_exp.learner import RTIModule
+
+
+def trainer(config: Config, callbacks: list[Any]) -> Trainer:
+    from pytorch_lightning import Trainer
+
+    settings = config.trainer
+    return Trainer(
+        accelerator=settings.accelerator,
+        devices=settings.devices,
+        num_nodes=settings.num_nodes,
+        strategy=settings.strategy,
+        precision=settings.precision,  # pyright: ignore[reportArgumentType]
+        deterministic="warn" if settings.deterministic else None,
+        max_epochs=1,
+        callbacks=callbacks,
+        logger=False,  # rti_exp.loggers gets the rows, with iterations as x-axis
+        enable_checkpointing=False,  # IterationCheckpoint does it
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+    )
+
+
+def forgetting(engines: Sequence[Engine]) -> Callback:
+    """Each iteration starts with engines that have stored nothing, as a resumed run's do.
+
+    What an engine has stored (of an evaluation, or a teacher of the iteration before) changes the shapes of its
+    batches, and so the last digits.
+    """
+    from pytorch_lightning.callbacks import LambdaCallback
+
+    def forget(trainer: Trainer, module: RTIModule, *rest: object) -> None:
+        for engine in engines:
+            engine.sync(module.policy_version)
+
+    return LambdaCallback(on_train_batch_start=forget)
+
+
+def seed_everything(config: Config) -> None:
+    import pytorch_lightning
+    import torch
+
+    torch.set_num_threads(config.trainer.threads)
+    pytorch_lightning.seed_everything(config.run.seed, workers=True, verbose=False)
+
+
+def quiet() -> None:
+    """Keep Lightning's and transformers' advice out of a job's log."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import pytorch_lightning  # noqa: F401  (sets the level of its logger when imported)
+    import transformers
+
+    for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for name in logging.root.manager.loggerDict:
+        if name.startswith(("pytorch_lightning.", "lightning_fabric.")):
+            logging.getLogger(name).setLevel(logging.ERROR)
+    for module in ("pytorch_lightning", "lightning_fabric", "torch"):
+        warnings.filterwarnings("ignore", module=module)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
