@@ -27,6 +27,7 @@ from pytorch_lightning import Callback, Trainer
 from rti_exp import build
 from rti_exp.config import check
 from rti_exp.paths import assets_root
+from rti_exp.trainer import quiet, seed_everything
 from rti_exp.types import Group
 
 ARMS = {"GRPO": "gate.delta=0", "RTI": "gate.delta=5"}
@@ -47,8 +48,8 @@ def matmul_rate() -> float:
 def experiment(overrides: list[str], directory: Path) -> build.Experiment:
     with initialize_config_dir(str(assets_root() / "conf"), version_base="1.3"):
         config = check(compose("train", overrides=["logger=none", "eval.tasks=0", *overrides]))
-    build.quiet()
-    build.seed_everything(config)
+    quiet()
+    seed_everything(config)
     return build.experiment(config, None, directory=directory)
 
 
