@@ -37,10 +37,11 @@ def save_checkpoint(folder: Path, run_key: str, state: Mapping[str, Any], *, pre
             damaged.unlink()
     path = checkpoint_path(folder, state["iteration"])
     temporary = path.with_suffix(".tmp")
-    with open(temporary, "wb") as file:
-        torch.save({"format": FORMAT, "run_key": run_key, **state}, file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        _write(temporary, {"format": FORMAT, "run_key": run_key, **state})
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # on a full disk it takes the room that the run's status needs
+        raise
     os.replace(temporary, path)
     _sync_folder(folder)
     for old in _checkpoints(folder)[KEPT:]:
@@ -48,6 +49,22 @@ def save_checkpoint(folder: Path, run_key: str, state: Mapping[str, Any], *, pre
     for left in folder.glob("iteration-*.tmp"):
         left.unlink()
     return path
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        OSError: the disk does not take it.
+    """
+    with open(path, "wb") as file:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):  # torch hides it behind an offset that it did not expect
+                raise error.__context__ from None
+            raise
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def latest_valid_checkpoint(folder: Path, run_key: str) -> dict[str, Any] | None:
