@@ -247,6 +247,8 @@ def test_a_logger_that_breaks_at_the_end_changes_nothing(
     state: str,
 ) -> None:
     class Experiment:
+        heldout = range(100)
+
         def fit(self) -> None:
             if error is not None:
                 raise error
