@@ -2,7 +2,8 @@
 
 Tokens are those generated and scored, roles and teachers included (`status.json`, `compute`); means over the
 study's finished runs. Two ways to match an arm are printed: more iterations (a token budget), and, where the study
-has an arm of plain GRPO, more samples (a larger group). Exit code 0, or 2: no such study, or no such arm.
+has an arm of plain GRPO with as many iterations and tasks, more samples (a larger group). Exit code 0, or 2: no such
+study, or no such arm.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class ArmCompute:
     scored: float
     plain_grpo: bool
     group_size: int
+    max_iterations: int
+    tasks_per_iteration: int
 
     @property
     def tokens(self) -> float:
@@ -45,6 +48,7 @@ def arm_compute(study: Study) -> list[ArmCompute]:
         runs: Any = study.usable_runs
         runs = runs[runs["arm"] == arm]
         if len(runs):
+            config = read_config(Path(runs["directory"].iloc[0]))
             found.append(
                 ArmCompute(
                     arm=arm,
@@ -52,7 +56,9 @@ def arm_compute(study: Study) -> list[ArmCompute]:
                     generated=float(runs["generated_tokens"].mean()),
                     scored=float(runs["scored_tokens"].mean()),
                     plain_grpo=bool(runs["plain_grpo"].iloc[0]),
-                    group_size=int(read_config(Path(runs["directory"].iloc[0])).get("group_size", 0)),
+                    group_size=int(config.get("group_size", 0)),
+                    max_iterations=int(config.get("max_iterations", 0)),
+                    tasks_per_iteration=int(config.get("tasks_per_iteration", 0)),
                 )
             )
     return found
@@ -71,6 +77,17 @@ def matched_group_size(arm: ArmCompute, grpo: ArmCompute) -> int:
     return max(2, round(grpo.group_size * arm.tokens / grpo.tokens))
 
 
+def grpo_for(arm: ArmCompute, arms: Sequence[ArmCompute]) -> ArmCompute | None:
+    """The plain GRPO with as many iterations and tasks as the arm, of its group size if there is one."""
+    found = [
+        grpo
+        for grpo in arms
+        if grpo.plain_grpo
+        and (grpo.max_iterations, grpo.tasks_per_iteration) == (arm.max_iterations, arm.tasks_per_iteration)
+    ]
+    return max(found, key=lambda grpo: grpo.group_size == arm.group_size, default=None)
+
+
 def lines(arms: Sequence[ArmCompute], only: str | None = None) -> list[str]:
     """The table, then for each arm (or `only` one) that spent more than GRPO the keys that match it."""
     width = max(len(arm.arm) for arm in arms)
@@ -79,13 +96,18 @@ def lines(arms: Sequence[ArmCompute], only: str | None = None) -> list[str]:
         f"{arm.arm:<{width}}  {arm.runs:>4}  {arm.generated:>12,.0f}  {arm.scored:>12,.0f}  {arm.tokens:>12,.0f}"
         for arm in arms
     ]
-    grpo = next((arm for arm in arms if arm.plain_grpo), None)
     for arm in arms:
-        if arm.arm == only or (only is None and arm is not grpo and (grpo is None or arm.tokens > grpo.tokens)):
+        grpo = grpo_for(arm, arms)
+        if arm.plain_grpo:
+            text += ["", f"{arm.arm} is plain GRPO itself."] if arm.arm == only else []
+        elif arm.arm == only or (only is None and (grpo is None or arm.tokens > grpo.tokens)):
             text += ["", f"GRPO with the tokens of {arm.arm}:"]
             text.append(f"  more iterations  experiment=compute_matched budget.tokens={matched_budget(arm)}")
             if grpo is not None and grpo.tokens > 0:
                 text.append(f"  more samples     experiment=grpo group_size={matched_group_size(arm, grpo)}")
+            else:
+                length = f"{arm.max_iterations} iterations of {arm.tasks_per_iteration} tasks"
+                text.append(f"  more samples     not known: the study has no plain GRPO of {length}")
     return text
 
 
@@ -100,11 +122,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         arms = arm_compute(load_study(find_study(options.study, options.runs_root), interventions=False))
     except StudyError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     names = [arm.arm for arm in arms]
     if not arms or (options.arm is not None and options.arm not in names):
-        print(f"no finished run of {options.arm or 'this study'}; there are: {'; '.join(names)}", file=sys.stderr)
+        print(
+            f"error: no finished run of {options.arm or 'this study'}; there are: {'; '.join(names)}", file=sys.stderr
+        )
         return 2
     print("\n".join(lines(arms, options.arm)))
     return 0

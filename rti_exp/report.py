@@ -35,13 +35,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def studies_under(runs_root: Path) -> list[str]:
-    """Names of the directories that hold runs, the newest first."""
+    """Names of the directories that hold runs, sorted."""
     from rti_exp.analysis.reading import run_directories
 
     if not runs_root.is_dir():
         return []
-    found = [entry for entry in runs_root.iterdir() if entry.is_dir() and run_directories(entry)]
-    return [entry.name for entry in sorted(found, key=lambda entry: entry.stat().st_mtime, reverse=True)]
+    return sorted(entry.name for entry in runs_root.iterdir() if entry.is_dir() and run_directories(entry))
 
 
 def find_study(name: str, runs_root: Path) -> Path:

@@ -147,13 +147,13 @@ def differences_sheet(summary: Summary) -> Sheet:
                 arm.arm,
                 *(show_interval(arm.passes[k], signed=True) for k in KS),
                 _show_pairing(first),
-                NONE if math.isnan(chance) else f"{chance:.2f}",
+                NONE if math.isnan(chance) or arm.seed_pairs < 2 else f"{chance:.2f}",
                 NONE if needed is None else str(needed),
             )
         )
     notes = (
         "Paired over: seeds x tasks that both arms have.",
-        "P(better): share of seed pairs in which the arm's pass@1 is higher, ties half.",
+        "P(better): share of seed pairs in which the arm's pass@1 is higher, ties half; - with one pair.",
         f"Seeds needed: for a difference of {EFFECT} in pass@1 at 80% power (paired t-test, level 0.05), "
         "from the spread of the seeds' differences; rough with few seeds.",
         "Not corrected for looking at several arms.",

@@ -62,6 +62,8 @@ class ArmDifference:
     arm: str
     passes: dict[int, Difference | None]
     probability_of_improvement: float
+    seed_pairs: int
+    """How many pairs of one seed of each arm that probability rests on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +200,7 @@ def summarize(study: Study, baseline: str | None = None) -> Summary:
             arm=arm.arm,
             passes={k: _difference(study, arm.arm, baseline, k) for k in KS},
             probability_of_improvement=probability_of_improvement(arm.seed_means[1], by_name[baseline].seed_means[1]),
+            seed_pairs=len(arm.seed_means[1]) * len(by_name[baseline].seed_means[1]),
         )
         for arm in arms
         if baseline is not None and arm.arm != baseline and arm.seeds

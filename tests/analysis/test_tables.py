@@ -112,7 +112,7 @@ def test_arms_without_a_shared_seed_are_reported_as_unpaired(tmp_path: Path):
     studies.write_arm_run(tmp_path, 5, 1, [4, 4, 4, 4])
     sheet = differences_sheet(summarize(load_study(tmp_path)))
     assert sheet.rows == (
-        ("gate.delta=5", "+0.250 [+0.250, +0.250]", *["+0.000 [+0.000, +0.000]", "unpaired"], "1.00", "-"),
+        ("gate.delta=5", "+0.250 [+0.250, +0.250]", *["+0.000 [+0.000, +0.000]", "unpaired"], "-", "-"),
     )
     assert sheet.notes[-1].startswith("Unpaired: ")
 
