@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rti_exp.runs import Run, load_runs
-from rti_exp.runs.command import main
+from rti_exp.runs.command import main, when
 from rti_exp.runs.flat import ABSENT, differing
 from tests.analysis import studies
 
@@ -87,6 +88,37 @@ def test_diff_names_the_keys(root: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert cells(shown, "gate.delta") == ["gate.delta", "0", "inf"]
     assert call(root, "diff", first, first) == 0
     assert capsys.readouterr().out == "the configs are equal\n"
+
+
+def test_one_key_and_equal_run_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for study, seed in (("a", 1), ("b", 2)):
+        Run.open(tmp_path / study / "ab12", key="ab12", study=study, config={"seed": seed}, seed=seed).close()
+    assert call(tmp_path, "diff", "a/ab12", "b/ab12") == 0
+    shown = capsys.readouterr().out
+    assert "1 key differs" in shown
+    assert cells(shown, "ab12") == ["key", "a/ab12", "b/ab12"]
+
+
+def test_a_narrow_terminal_folds_the_arm_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    arm = ["gate.delta=5", "verifier=policy_and_rule", "corrector=teacher", "algorithm.scope=suffix"]
+    Run.open(tmp_path / "s" / "0123456789ab", key="0123456789ab", study="s", config={}, overrides=arm, seed=0).close()
+    assert call(tmp_path, "list") == 0
+    shown = capsys.readouterr().out
+    row = cells(shown, "0123456789ab")
+    assert row[:5] == ["0123456789ab", "gate.delta=5", "0", "dead", "0/?"]
+    assert re.fullmatch(r"\d\d-\d\d \d\d:\d\d -", " ".join(row[5:]))
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert all(text in shown.split() for text in arm)
+
+
+@pytest.mark.parametrize(
+    ("written", "told"), [("2026-11-29T17:51:02+00:00", "11-29 17:51"), (None, "-"), ("\x1b[31m", "-")]
+)
+def test_times_are_short(written: str | None, told: str) -> None:
+    assert when(written) == told
 
 
 def test_differing_values() -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,14 +61,15 @@ def shown(value: Any) -> str:
     return plain_text(value)
 
 
-def rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, folds: str = "") -> Table:
+    """A table for a terminal; with `folds`, only the column of that name may take more than a line."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=bool(folds) and column != folds)
     for row in rows:
         table.add_row(*map(Text, row))
     return table
@@ -86,6 +88,14 @@ def score(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, int | float) and not isinstance(value, bool) else NONE
 
 
+def when(written: Any) -> str:
+    """`11-29 17:51` of the time in a status.json."""
+    try:
+        return datetime.fromisoformat(str(written)).strftime("%m-%d %H:%M")
+    except ValueError:
+        return NONE
+
+
 def _row(run: RunRecord, arm: str) -> tuple[str, ...]:
     status = run.status or {}
     evaluation = last_evaluation(run) or {}
@@ -96,7 +106,7 @@ def _row(run: RunRecord, arm: str) -> tuple[str, ...]:
         plain_text(status.get("seed", run.config.get("seed"))),
         state_of(run),
         f"{status.get('iterations_done', 0)}/{total}",
-        plain_text(status.get("ended") or status.get("started")).removesuffix("+00:00").replace("T", " "),
+        when(status.get("ended") or status.get("started")),
         score(evaluation.get("pass@1")),
     )
 
@@ -116,10 +126,10 @@ def _names_an_arm(override: Any) -> bool:
 def list_runs(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    columns = ("key", "arm", "seed", "state", "iterations", "when (UTC)", "pass@1")
+    columns = ("key", "arm", "seed", "state", "iter", "when (UTC)", "pass@1")
     for study, runs in study_runs(options.runs_root, options.study).items():
         rows = [_row(run, arm) for run, arm in zip(runs, arms_of(runs), strict=True)]
-        Console().print(rich_table(f"{study} ({len(runs)})", columns, rows))
+        Console().print(rich_table(f"{study} ({len(runs)})", columns, rows, folds="arm"))
     return DONE
 
 
@@ -155,11 +165,20 @@ def diff_runs(options: argparse.Namespace) -> int:
     first, second = (find_run(options.runs_root, name) for name in (options.first, options.second))
     rows = [(key, shown(one), shown(other)) for key, one, other in differing(first.config, second.config)]
     if rows:
-        columns = ("key", first.directory.name, second.directory.name)
-        Console().print(rich_table(f"{len(rows)} keys differ", columns, rows))
+        columns = ("key", *_names(first, second))
+        title = "1 key differs" if len(rows) == 1 else f"{len(rows)} keys differ"
+        Console().print(rich_table(title, columns, rows))
     else:
         print("the configs are equal")
     return DONE
+
+
+def _names(first: RunRecord, second: RunRecord) -> tuple[str, str]:
+    """The keys of two runs, with their studies where the keys are equal."""
+    one, other = first.directory.resolve(), second.directory.resolve()
+    if one.name != other.name:
+        return one.name, other.name
+    return f"{one.parent.name}/{one.name}", f"{other.parent.name}/{other.name}"
 
 
 def remove_runs(options: argparse.Namespace) -> int:
