@@ -8,6 +8,7 @@ import random
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.text import Text
@@ -44,22 +45,31 @@ def play(episode: TownEpisode, console: Console, ask: Callable[[], str]) -> int:
     for tool in episode.tools:
         needed = ", ".join(tool["parameters"]["required"])
         console.print(f"  {tool['name']}({needed})  {tool['description']}", style="dim", markup=False)
+    answered = False
     for _ in range(Town().max_turns):
         try:
             text = ask().strip()
             while not text:
-                console.print(episode.evidence("rubric").text, style="dim", markup=False)
+                console.print(rubric(episode, answered), style="dim", markup=False)
                 text = ask().strip()
         except (EOFError, KeyboardInterrupt):
             return 130
         result = episode.step(read(text, [tool["name"] for tool in episode.tools]))
         show(console, result.observations)
+        answered = True
         if result.done:
+            console.print("The user has nothing to answer to that: the episode is over.", style="dim")
             parts = ", ".join(f"{name} {value:g}" for name, value in result.reward_parts.items())
             console.print(f"reward {result.reward:g} ({parts})", style="bold", markup=False)
             return 0 if result.reward == 1.0 else 1
     console.print("reward 0 (no turns left)", style="bold")
     return 1
+
+
+def rubric(episode: TownEpisode, answered: bool) -> str:
+    """The goal; also what of it is not met, once there has been a turn."""
+    found = episode.evidence("rubric")
+    return (found if answered else replace(found, failed=())).text
 
 
 def read(text: str, tools: Sequence[str]) -> Message:

@@ -54,6 +54,21 @@ def test_other_ends(lines: list[str], code: int, told: str) -> None:
     assert told in text
 
 
+def test_what_ends_the_episode_is_said() -> None:
+    lines = played(["Sorry."])[1].splitlines()
+    assert lines[-2:] == [
+        "The user has nothing to answer to that: the episode is over.",
+        "reward 0 (route 0, report 0)",
+    ]
+
+
+def test_nothing_has_failed_before_the_first_turn() -> None:
+    first = played([""])[1]
+    assert f"route to {TASK.payload['goal']}; report" in first
+    assert "failed" not in first
+    assert "failed: route, report" in played(["", "location", ""])[1]
+
+
 def test_json_works_as_well() -> None:
     actions = list(plan_of(TASK).actions)
     assert played(actions)[0] == 0
