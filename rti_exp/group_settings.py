@@ -156,6 +156,17 @@ class TopSettings:
         if not self.runs_root.strip():
             raise SettingsError("runs_root='': must be a folder")
 
+    def study_or(self, default: str) -> str:
+        """The study's name; without one, `default` with the size where that is not full.
+
+        A quick look must not overwrite the tables of the whole study. Where sizes are swept they share a study.
+        """
+        if self.study is not None:
+            return self.study
+        if self.size == "full" or "size" in default.split("+"):
+            return default
+        return f"{default}-{re.sub(r'[^A-Za-z0-9_-]', '-', self.size)[:30]}"
+
 
 def verifier_settings(node: VerifierNode) -> tuple[VerifierSettings, RoleSettings]:
     """The two halves of the verifier's group."""

@@ -45,7 +45,7 @@ def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: st
     """
     config = check(cfg)
     build.check_parts(config)
-    study = config.top.study or default_study
+    study = config.top.study_or(default_study)
     directory = config.directory(study)
     first = _is_first_rank(config)
     if not config.top.fresh and is_done(directory):

@@ -20,6 +20,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from rti_exp.group_settings import TopSettings
 from rti_exp.settings import SettingsError
 
 TARGET = "hydra_plugins.rti_exp_launcher.ProcessLauncher"
@@ -53,7 +54,8 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **arguments: Any) -> None:
         if config.hydra.launcher._target_ != TARGET:
-            outcome.study_dir = Path(config.runs_root) / (config.study or os.environ.get(STUDY, "sweep"))
+            top = TopSettings(study=config.study, runs_root=config.runs_root, size=config.size)
+            outcome.study_dir = Path(top.runs_root) / top.study_or(os.environ.get(STUDY, "sweep"))
 
 
 class ProcessLauncher(Launcher):

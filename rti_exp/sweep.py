@@ -103,7 +103,7 @@ class Sweep:
                 check_parts(config)
             except SettingsError as error:
                 raise SettingsError(f"{error} (job: {' '.join(overrides)})") from error
-            study = config.top.study or default
+            study = config.top.study_or(default)
             directory = config.directory(study)
             if directory in jobs:
                 continue

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from rti_exp import sweep
+from rti_exp.group_settings import TopSettings
 from rti_exp.runs import Run, read_status
 from rti_exp.settings import SettingsError
 from rti_exp.sweep import Sweep
@@ -96,6 +97,15 @@ def test_equal_configs_are_one_job(plan: Callable[..., Sweep]) -> None:
     assert planned.study == "gate.delta"
     assert planned.study_dir.name == "gate.delta"
     assert all("study=gate.delta" in job.overrides for job in planned.jobs)
+
+
+def test_a_quick_look_has_a_study_of_its_own(plan: Callable[..., Sweep]) -> None:
+    quick = plan([["gate.delta=0", "size=quick"], ["gate.delta=5", "size=quick"]])
+    assert quick.study == quick.study_dir.name == "gate.delta-quick"
+    assert "study=gate.delta-quick" in quick.jobs[0].overrides
+    assert plan([["gate.delta=0", "size=quick", "study=mine"]]).study == "mine"
+    assert {job.directory.parent.name for job in plan([["size=quick"], ["size=full", "seed=1"]]).jobs} == {"size"}
+    assert TopSettings(size="a/b").study_or("single") == "single-a-b"
 
 
 def test_a_bad_job_refuses_the_sweep(plan: Callable[..., Sweep]) -> None:
