@@ -165,3 +165,20 @@ class Gatherer:
 def _add_up(totals: dict[str, int], more: Mapping[str, int]) -> None:
     for name, count in more.items():
         totals[name] = totals.get(name, 0) + count
+
+
+class EnvironmentDownError(RuntimeError):
+    """Not one rollout of an iteration was valid: the environment is broken, and there is nothing to train on."""
+
+
+def require_valid(groups: Sequence[Group], iteration: int) -> None:
+    """
+    Raises:
+        EnvironmentDownError: every rollout of `groups` is an infrastructure failure.
+    """
+    sampled = [trajectory for group in groups for trajectory in group.sampled]
+    if sampled and not any(trajectory.valid for trajectory in sampled):
+        raise EnvironmentDownError(
+            f"iteration {iteration}: each of the {len(sampled)} rollouts is an infrastructure failure; "
+            f"the first: {sampled[0].error}"
+        )

@@ -22,7 +22,7 @@ from rti_exp.batch import Batch, micro_batches, mini_batches, trained_tokens, tr
 from rti_exp.distributed import gather_from_ranks, max_over_ranks, sum_over_ranks, world_size
 from rti_exp.engines.base import Engine
 from rti_exp.forward import TrainedPositions
-from rti_exp.gathering import Gathered, Gatherer, Intervening, Rollouts, Teaching, has_signal
+from rti_exp.gathering import Gathered, Gatherer, Intervening, Rollouts, Teaching, has_signal, require_valid
 from rti_exp.metrics import IterationReport, Stopwatch, UpdateStats, iteration_metrics, mean, merged
 from rti_exp.objective.algorithm import Algorithm, LossStats
 from rti_exp.settings import RunSettings, UpdateSettings
@@ -126,6 +126,7 @@ class RTIModule(LightningModule):
 
         Raises:
             DivergedError: a loss or gradient norm is not finite.
+            EnvironmentDownError: every rollout of the iteration is an infrastructure failure.
             EngineUnavailable: the policy's engine stayed down.
             RuntimeError: the tasks are another iteration's (only one of module and data was restored).
         """
@@ -144,6 +145,7 @@ class RTIModule(LightningModule):
                 self.iteration = iteration
                 self.updating = False
         report = self._report(gathered, update, stopwatch)
+        require_valid(report.groups, iteration)
         self.tokens_spent += sum(report.tokens.values())
         self.last_groups = list(report.groups)
         self.last_metrics = iteration_metrics(report, update, success_threshold=self.success_threshold)

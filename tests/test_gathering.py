@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from rti_exp.algorithm_settings import LuffySettings
 from rti_exp.engines.scripted import ScriptedEngine
-from rti_exp.gathering import has_signal
+from rti_exp.gathering import EnvironmentDownError, has_signal, require_valid
 from rti_exp.learner import RTIModule
 from rti_exp.objective.luffy import LUFFY
 from rti_exp.rollout.collect import Collector
@@ -21,6 +22,8 @@ from rti_exp.types import Author, Group
 from tests.fakes import GuessWorld, right_texts
 from tests.test_learner import Altered, with_trajectories
 from tests.training import RENDERER, ROLLOUT, CoinWorld, acted, equal_weights, fit, sampled, weights
+from tests.trajectories import group as one_group
+from tests.trajectories import trajectory, turn
 
 RUN = RunSettings(seed=3, max_iterations=1, tasks_per_iteration=2, group_size=4)
 
@@ -150,3 +153,11 @@ def test_a_teacher_takes_places_of_the_group() -> None:
     everything = sum(one.generated_tokens for group in module.last_groups for one in group.sampled)
     assert module.last_metrics["tokens/generated"] == everything == module.tokens_spent
     assert not equal_weights(before, weights(module))
+
+
+def test_an_iteration_without_one_valid_rollout_ends_the_run() -> None:
+    broken = trajectory([turn([1], [2])], reward=math.nan)
+    with pytest.raises(EnvironmentDownError, match=r"iteration 3: each of the 2 rollouts .* the first: broken"):
+        require_valid([one_group([broken]), one_group([broken])], 3)
+    require_valid([one_group([broken, trajectory([turn([1], [2])])])], 3)
+    require_valid([], 3)
