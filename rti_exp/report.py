@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,7 +75,10 @@ def write_report(
 
     study = load_study(study_dir)
     summary = summarize(study, baseline)
-    Console().print(tables.as_rich(tables.title_of(study), sheets(study, summary)))
+    console = Console()
+    with console.capture() as printed:
+        console.print(tables.as_rich(tables.title_of(study), sheets(study, summary)))
+    show(printed.get().removesuffix("\n"))
     output.mkdir(parents=True, exist_ok=True)
     written = tables.write_summary(study, summary, output)
     left_out = None
@@ -89,6 +93,14 @@ def write_report(
     page = output / "report.html"
     write_atomically(page, render(study, summary, most=interventions))
     return [*written, page], left_out
+
+
+def show(text: str) -> None:
+    """Prints; a reader that has seen enough (`| head`) keeps nothing from being written."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -117,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"no figures: {left_out}", file=sys.stderr)
     shown = [path for path in written if path.parent.name != "figures"]
     count = len(written) - len(shown)
-    print("written: " + ", ".join(str(path) for path in shown) + (f", and {count} files in figures/" if count else ""))
+    show("written: " + ", ".join(str(path) for path in shown) + (f", and {count} files in figures/" if count else ""))
     return 0
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,17 @@ def test_a_study_without_finished_runs_is_reported(tmp_path: Path):
     studies.write_run(tmp_path / "s", studies.config(5, 0), [], state="failed", error=ValueError("[/]"))
     assert report.main(["s", "--runs-root", str(tmp_path)]) == 0
     assert "ValueError: \\[/\\]" in (tmp_path / "s" / "results.md").read_text()
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path):
+    study = studies.write_delta_study(tmp_path / "study")
+    command = [sys.executable, "-m", "rti_exp.report", str(study), "--no-figures"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (study / "report.html").is_file()
 
 
 def test_help_is_quick_and_nothing_loads_torch():

@@ -103,6 +103,12 @@ def evaluation_series(study: Study, k: int) -> Series:
     return series
 
 
+def with_band(text: str, series: Series) -> str:
+    """A caption for `curves`; it tells of the band where an arm has one."""
+    several = any(len(seeds) > 1 for seeds in series.values())
+    return f"{text}; the band spans the seeds." if several else f"{text}."
+
+
 def curves(
     study: Study, series: Series, title: str, label: str, *, share: bool, log: bool = False
 ) -> Callable[[Axes], None]:
@@ -263,14 +269,14 @@ def charts(study: Study, summary: Summary) -> list[Chart]:
         series = evaluation_series(study, k)
         if series:
             draw = curves(study, series, f"Held-out pass@{k}", f"pass@{k}", share=True)
-            caption = f"Held-out pass@{k} over training; the band spans the seeds."
+            caption = with_band(f"Held-out pass@{k} over training", series)
             found.append(Chart(name=f"heldout_pass_{k}", caption=caption, draw=draw))
     for name, metric, title, label in CURVES:
         series = metric_series(study, metric)
         if series:
             share = label == "share of groups"
             draw = curves(study, series, title, label, share=share)
-            found.append(Chart(name=name, caption=f"{title} ({metric}); the band spans the seeds.", draw=draw))
+            found.append(Chart(name=name, caption=with_band(f"{title} ({metric})", series), draw=draw))
     if any(arm.attempts > 0 for arm in arms):
         caption = "What became of the interventions of each arm."
         found.append(Chart(name="funnel", caption=caption, draw=_funnel(arms), height=max(SIZE[1], rows + 0.9)))

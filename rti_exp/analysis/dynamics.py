@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from rti_exp.analysis.charts import curves, evaluation_series, metric_series, series_of
+from rti_exp.analysis.charts import Series, curves, evaluation_series, metric_series, series_of, with_band
 from rti_exp.analysis.figures import Chart
 from rti_exp.analysis.reading import Study, select
 from rti_exp.analysis.sheets import NONE, Sheet
@@ -50,7 +50,7 @@ def breadth_charts(study: Study) -> list[Chart]:
     return [
         Chart(
             name=name,
-            caption=f"{title}; the band spans the seeds.",
+            caption=with_band(title, series),
             draw=curves(study, series, title, label, share=True),
         )
         for name, series, title, label in found
@@ -58,11 +58,9 @@ def breadth_charts(study: Study) -> list[Chart]:
     ]
 
 
-def _log_chart(
-    study: Study, name: str, series: dict[str, dict[int, dict[int, float]]], title: str, label: str
-) -> Chart:
+def _log_chart(study: Study, name: str, series: Series, title: str, label: str) -> Chart:
     draw = curves(study, series, title, label, share=False, log=True)
-    return Chart(name=name, caption=f"{title}; the band spans the seeds.", draw=draw)
+    return Chart(name=name, caption=with_band(title, series), draw=draw)
 
 
 def gate_sheet(study: Study) -> Sheet:

@@ -82,9 +82,10 @@ def _interval_notes(study: Study, summary: Summary) -> tuple[str, ...]:
     samples = heldout(study)["samples"].tolist()
     short = sum(count < max(KS) for count in samples)
     if short:
+        none = samples.count(0)
         notes.append(
             f"{short} of {len(samples)} task evaluations have fewer than {max(KS)} valid samples and are left out "
-            f"of pass@{max(KS)}; {samples.count(0)} have none and are left out of pass@1."
+            f"of pass@{max(KS)}" + (f"; {none} have none and are left out of pass@1." if none else ".")
         )
     return tuple(notes)
 

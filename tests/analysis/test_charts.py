@@ -56,6 +56,12 @@ def test_series_are_of_usable_runs_only(study):
     assert charts.metric_series(study, "no/such") == {}
 
 
+def test_the_band_is_told_of_where_there_is_one(study, tmp_path: Path):
+    assert chart(study, "heldout_pass_1").caption == "Held-out pass@1 over training; the band spans the seeds."
+    studies.write_arm_run(tmp_path, 5, 0, [2, 2, 2, 2])
+    assert chart(load_study(tmp_path), "heldout_pass_1").caption == "Held-out pass@1 over training."
+
+
 def test_iterations_without_a_value_are_left_out(study):
     assert charts.metric_series(study, "correction/accepted_perplexity_mean") == {}
 

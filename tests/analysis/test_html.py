@@ -172,16 +172,33 @@ def test_shares_are_even(sizes: list[int], most: int, taken: list[int]):
     assert browser.shares(sizes, most) == taken
 
 
+def in_chromium(tmp_path: Path, text: str) -> str:
+    """The page after its script has run."""
+    file = tmp_path / "report.html"
+    file.write_text(text, encoding="utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    command = ["chromium", *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", file.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 def test_the_browser_runs_the_page(tmp_path: Path, hostile_page: str):
-    file = tmp_path / "report.html"
-    file.write_text(hostile_page, encoding="utf-8")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    command = ["chromium", *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", file.as_uri()]
-    page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    page = in_chromium(tmp_path, hostile_page)
     assert re.search(r"<title>Study delta: 7 runs, 6 in the means</title>", page)
     assert '<span id="count" aria-live="polite">11 found, page 1 of 1</span>' in page
     assert "<ins>, Kyoto</ins>" in page
     assert page.count('class="strip"') == 2
     assert '<option value="leaked">leaked (3)</option>' in page
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_the_browser_opens_on_the_first_accepted(tmp_path: Path):
+    before = [studies.intervention(1, "leaked", id=str(place)) for place in range(45)]
+    rows = [studies.train(1), studies.train(2)]
+    studies.write_run(tmp_path / "s", studies.config(5, 0), rows, interventions=[*before, studies.intervention(2)])
+    study = load_study(tmp_path / "s")
+    page = in_chromium(tmp_path, render(study, summarize(study)))
+    assert "<h2>accepted - nav_hard/0</h2>" in page
+    assert "46 found, page 2 of 2" in page

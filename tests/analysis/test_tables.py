@@ -179,7 +179,8 @@ def test_too_few_samples_for_pass_at_8_are_said(tmp_path: Path):
     study = load_study(tmp_path)
     sheet = results_sheet(study, summarize(study))
     assert sheet.rows[0][3:] == ("0.500 [0.500, 0.500]", "-")
-    assert any("2 of 2 task evaluations have fewer than 8" in note for note in sheet.notes)
+    told = "2 of 2 task evaluations have fewer than 8 valid samples and are left out of pass@8."
+    assert told in sheet.notes
 
 
 def test_a_task_without_valid_samples_is_left_out_and_said(tmp_path: Path):
