@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ class Sheet:
     rows: tuple[tuple[str, ...], ...]
     labels: int = 1
     notes: tuple[str, ...] = ()
+    may_shorten: bool = False
+    """A terminal that is too narrow may leave the intervals out."""
 
 
 def show_interval(found: Estimate | Difference | None, *, signed: bool = False) -> str:
@@ -190,19 +193,33 @@ def funnel_sheet(summary: Summary) -> Sheet:
 
 
 def families_sheet(summary: Summary) -> Sheet:
-    families = sorted({family for arm in summary.arms for family in arm.families})
+    """pass@1, a row a family; the base is that of the first arm that has one."""
+    arms = [arm for arm in summary.arms if arm.families]
+    families = sorted({family for arm in arms for family in arm.families})
+    bases = {arm.arm: [arm.families.get(family, (None, None))[0] for family in families] for arm in arms}
+    of_base = next((name for name, found in bases.items() if any(one is not None for one in found)), None)
+    base = bases[of_base] if of_base is not None else [None] * len(families)
     rows = [
-        (family, arm.arm, *(show_interval(found) for found in arm.families[family]))
-        for family in families
-        for arm in summary.arms
-        if family in arm.families
+        (
+            family,
+            show_interval(base[place]),
+            *(show_interval(arm.families[family][1] if family in arm.families else None) for arm in arms),
+        )
+        for place, family in enumerate(families)
     ]
+    differ = any(_values(found) != _values(base) for found in bases.values())
+    notes = (f"The base is that of {of_base}; it is not the same for all arms.",) if differ else ()
     return Sheet(
-        title="Held-out tasks by family, last evaluation",
-        columns=("family", "arm", "base pass@1", "pass@1"),
-        labels=2,
+        title="Held-out tasks by family, pass@1 of the last evaluation",
+        columns=("family", "base", *(arm.arm for arm in arms)),
         rows=tuple(rows),
+        notes=notes,
+        may_shorten=True,
     )
+
+
+def _values(found: Sequence[Estimate | None]) -> list[float | None]:
+    return [None if one is None else one.value for one in found]
 
 
 def listed_sheet(study: Study) -> Sheet:

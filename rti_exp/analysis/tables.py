@@ -39,18 +39,24 @@ class _TerminalSheet:
         sheet = self.sheet
         title = Text(plain_text(sheet.title))
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        widths = self._widths(options.max_width)
+        rows = self.rows
+        widths = self._widths(rows, options.max_width)
+        if widths is None and sheet.may_shorten:
+            rows = [[*row[: sheet.labels], *(cell.partition(" [")[0] for cell in row[sheet.labels :])] for row in rows]
+            widths = self._widths(rows, options.max_width)
         for i, column in enumerate(sheet.columns):
             justify = "left" if i < sheet.labels else "right"
             width = widths[i] if widths else None
             table.add_column(Text(plain_text(column)), justify=justify, overflow="fold", width=width)
-        for row in self.rows:
+        for row in rows:
             table.add_row(*map(Text, row))
         yield table
+        if rows is not self.rows:
+            yield Text("The intervals are in results.md; this terminal is too narrow for them.", style="dim")
 
-    def _widths(self, available: int) -> list[int] | None:
+    def _widths(self, rows: Sequence[Sequence[str]], available: int) -> list[int] | None:
         """The longest word of each column, and what is left over from the left on; None if it does not fit."""
-        texts = [[column, *(row[i] for row in self.rows)] for i, column in enumerate(self.sheet.columns)]
+        texts = [[column, *(row[i] for row in rows)] for i, column in enumerate(self.sheet.columns)]
         widths = [max(len(word) for text in column for word in text.split()) for column in texts]
         # Of the last label column (messages, run states) words may be broken.
         widths[self.sheet.labels - 1] = min(widths[self.sheet.labels - 1], 16)

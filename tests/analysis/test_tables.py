@@ -90,8 +90,27 @@ def test_the_funnel_sums_finished_runs_only(delta_study: Path):
 
 def test_families_are_apart(delta_study: Path):
     sheet = families_sheet(summarize(load_study(delta_study)))
-    assert sheet.rows[1] == ("nav_hard", "gate.delta=5", "0.125 [0.125, 0.125]", "0.875 [0.750, 1.000]")
-    assert sheet.rows[4] == ("ret", "gate.delta=5", "0.125 [0.125, 0.125]", "0.750 [0.750, 0.750]")
+    assert sheet.columns == ("family", "base", "gate.delta=0", "gate.delta=5", "gate.delta=inf")
+    assert [row[0] for row in sheet.rows] == ["nav_hard", "ret"]
+    assert [row[1] for row in sheet.rows] == ["0.125 [0.125, 0.125]"] * 2
+    assert [row[3] for row in sheet.rows] == ["0.875 [0.750, 1.000]", "0.750 [0.750, 0.750]"]
+    assert sheet.notes == ()
+
+
+def test_families_fit_a_narrow_terminal_without_their_intervals(delta_study: Path):
+    wide, narrow = (printed(delta_study, width).partition("by family")[2].splitlines() for width in (160, 70))
+    assert next(line for line in wide if "ret " in line).count("[") == 4
+    assert next(line for line in narrow if "ret " in line).split() == ["ret", "0.125", "0.375", "0.750", "0.500"]
+    assert any("The intervals are in results.md" in line for line in narrow)
+
+
+def test_another_base_is_said(tmp_path: Path):
+    for delta, start in ((0, 1), (5, 2)):
+        rows = [studies.train(1), studies.evaluation(0, {"a/0": start}), studies.evaluation(1, {"a/0": 4})]
+        studies.write_run(tmp_path, studies.config(delta, 0), rows, overrides=[f"gate.delta={delta}"])
+    sheet = families_sheet(summarize(load_study(tmp_path)))
+    assert [row[:2] for row in sheet.rows] == [("a", "0.125 [0.125, 0.125]")]
+    assert sheet.notes == ("The base is that of gate.delta=0; it is not the same for all arms.",)
 
 
 def test_failed_missing_and_torn_are_listed_with_their_message(delta_study: Path, tmp_path: Path):
