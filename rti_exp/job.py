@@ -19,10 +19,11 @@ from omegaconf import DictConfig
 
 from rti_exp import build
 from rti_exp.config import Config, check
+from rti_exp.loggers import check_logger, unfailing
 from rti_exp.runs import Run, RunBroken, RunDone, RunLocked, is_done
 from rti_exp.settings import SettingsError
 from rti_exp.sweep import SWEEP_PID
-from rti_exp.trainer import quiet, seed_everything
+from rti_exp.trainer import check_accelerator, quiet, seed_everything
 
 if TYPE_CHECKING:
     from rti_exp.loggers import RunLogger
@@ -54,6 +55,8 @@ def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: st
         return DONE
     if not first:  # rank 0 holds the directory
         return _train(config, None, directory)
+    check_logger(config)
+    check_accelerator(config)
     try:
         run = Run.open(
             directory,
@@ -140,7 +143,6 @@ def _finish(run: Run, state: str, error: BaseException | None) -> None:
 def _train(config: Config, run: Run | None, directory: Path) -> int:
     quiet()
     seed_everything(config)
-    from rti_exp.loggers import unfailing
 
     logger = build.run_logger(config, run) if run is not None else None
     state = "failed"

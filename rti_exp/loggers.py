@@ -73,11 +73,9 @@ class WandbLogger:
     def __init__(
         self, config: Config, run: Run, *, project: str = "rti_exp", entity: str | None = None, mode: str = "offline"
     ) -> None:
-        if mode not in ("offline", "online", "disabled"):
-            raise SettingsError(f"logger.mode={mode!r}: must be offline, online or disabled")
+        check_mode(mode)
         import wandb
 
-        _require_login(mode)
         overrides = [
             text for text in run.status["overrides"] if not text.startswith(("study=", "runs_root=", "fresh="))
         ]
@@ -124,8 +122,20 @@ def has_login() -> bool:
     return bool(os.environ.get("WANDB_API_KEY") or wandb.api.api_key)
 
 
-def _require_login(mode: str) -> None:
-    """Online without a key would ask for one at the terminal."""
+def check_logger(config: Config) -> None:
+    """What a job's logger would refuse, before the run has a directory.
+
+    Raises:
+        SettingsError: as `WandbLogger` does.
+    """
+    if config.logger.target == "rti_exp.loggers.WandbLogger":
+        check_mode(config.logger.options.mode)
+
+
+def check_mode(mode: str) -> None:
+    """Online without a key would ask for one at the terminal; wandb is imported for that only."""
+    if mode not in ("offline", "online", "disabled"):
+        raise SettingsError(f"logger.mode={mode!r}: must be offline, online or disabled")
     if mode == "online" and not has_login():
         raise SettingsError(
             "logger.mode='online': there is no W&B login; set the environment variable WANDB_API_KEY or run "

@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 
 from rti_exp.build import check_parts
 from rti_exp.config import Config, check
+from rti_exp.loggers import check_logger
 from rti_exp.runs import (
     RunUnwritable,
     death_record,
@@ -101,6 +102,7 @@ class Sweep:
             try:
                 config = check(compose(overrides))
                 check_parts(config)
+                check_logger(config)
             except SettingsError as error:
                 raise SettingsError(f"{error} (job: {' '.join(overrides)})") from error
             study = config.top.study_or(default)

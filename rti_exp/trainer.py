@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rti_exp.config import Config
+from rti_exp.settings import SettingsError
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, Trainer
@@ -40,6 +41,24 @@ def trainer(config: Config, callbacks: list[Any]) -> Trainer:
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
     )
+
+
+def check_accelerator(config: Config) -> None:
+    """That a GPU that is asked for is there; imports torch for that only.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    accelerator = config.trainer.accelerator
+    if accelerator not in ("gpu", "cuda", "mps"):
+        return
+    import torch
+
+    usable = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not usable.get(accelerator, any(usable.values())):
+        raise SettingsError(
+            f"trainer.accelerator={accelerator!r}: torch {torch.__version__} finds no usable GPU here; take trainer=cpu"
+        )
 
 
 def forgetting(engines: Sequence[Engine]) -> Callback:

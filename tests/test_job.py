@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from rti_exp import job
 from rti_exp.config import check
 from rti_exp.runs import Run
+from rti_exp.settings import SettingsError
 
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 SMALL = ("logger=none", "trainer=ddp_cpu", "trainer.devices=2")
@@ -74,3 +75,24 @@ def test_missing_held_out_tasks_are_told(
     job._tell_missing_tasks(config, 96)
     told = "warning: eval.tasks=97, but there are 96 held-out tasks; all of them are taken\n"
     assert capsys.readouterr().out == told
+
+
+def test_a_gpu_that_is_not_there_is_told_before_the_run_has_a_directory(
+    composed: Callable[..., DictConfig], policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    config = composed("trainer=gpu", f"policy.path={policy_folder}", f"runs_root={tmp_path}")
+    with pytest.raises(SettingsError, match=r"^trainer\.accelerator='gpu': .*; take trainer=cpu$"):
+        job.run_job(config)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_logger_that_cannot_be_is_told_before_the_run_has_a_directory(
+    composed: Callable[..., DictConfig], policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rti_exp.loggers.has_login", lambda: False)
+    config = composed("logger.mode=online", f"policy.path={policy_folder}", f"runs_root={tmp_path}")
+    with pytest.raises(SettingsError, match=r"^logger\.mode='online': there is no W&B login"):
+        job.run_job(config)
+    assert list(tmp_path.iterdir()) == []

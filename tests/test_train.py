@@ -326,6 +326,8 @@ def environment() -> dict[str, str]:
         (("gate=null",), "Config group override must be a string"),
         (("corrector=oracle",), "Available options in 'corrector'"),
         (("policy.path=nowhere",), "policy.path='nowhere': there is no nowhere/config.json"),
+        (("logger.mode=on",), "logger.mode='on': must be offline, online or disabled"),
+        (("-m", "logger.mode=on,offline"), "logger.mode='on': must be offline, online or disabled"),
         (("-m", "hydra.launcher.n_jobs=0"), "hydra.launcher.n_jobs=0: must be an integer >= 1"),
     ],
 )
