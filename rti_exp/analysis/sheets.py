@@ -128,7 +128,7 @@ def compute_sheet(summary: Summary) -> Sheet:
             )
             for arm in summary.arms
         ),
-        notes=("Tokens of the roles (validator, corrector, verifier) are included.",),
+        notes=("Generated and scored include the tokens of the roles. Seconds are of training, without evaluations.",),
     )
 
 
