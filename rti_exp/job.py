@@ -23,6 +23,7 @@ from rti_exp.loggers import check_logger, unfailing
 from rti_exp.runs import Run, RunBroken, RunDone, RunLocked, is_done
 from rti_exp.settings import SettingsError
 from rti_exp.sweep import SWEEP_PID
+from rti_exp.sweep_display import next_commands
 from rti_exp.trainer import check_accelerator, quiet, seed_everything
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 15.0
 """How long a sweep's job waits for the directory: the job of a sweep that was killed may still be ending."""
+SINGLE = "single"
+"""The study of a run that is no part of a sweep."""
 DONE, FAILED, BAD_CONFIG, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -37,7 +40,7 @@ class Interrupted(BaseException):
     """A signal asked the run to end. No KeyboardInterrupt: Lightning would exit with 1 on that."""
 
 
-def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: str = "single") -> int:
+def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: str = SINGLE) -> int:
     """Train one run to its end; its exit code: 0 done (or done before), 1 failed, 2 bad config, 130 interrupted.
 
     Raises:
@@ -76,9 +79,12 @@ def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: st
         return FAILED
     try:
         print(f"run {config.key} in {directory}")
-        return _recorded(config, run)
+        code = _recorded(config, run)
     finally:
         run.close()
+    if code == DONE and default_study == SINGLE and SWEEP_PID not in os.environ:
+        print(f"done: {directory}", *next_commands(directory.parent), sep="\n")
+    return code
 
 
 def _end_with_the_sweep() -> bool:

@@ -35,6 +35,8 @@ CHILD = (sys.executable, "-m", "rti_exp.train")
 SWEEP_PID = "RTI_EXP_SWEEP_PID"
 """Tells a child which process to end with."""
 POLL_SECONDS = 0.25
+MANY = 10
+"""Checking more configs than these takes long enough to be told."""
 GRACE_SECONDS = 20.0
 """How long children may take to end after an interrupt before they are killed."""
 
@@ -98,6 +100,8 @@ class Sweep:
         default = study_name(keys)
         jobs: dict[Path, Job] = {}
         study = default
+        if len(job_overrides) > MANY:
+            print(f"checking {len(job_overrides)} configs ...", flush=True)
         for overrides in job_overrides:
             try:
                 config = check(compose(overrides))
@@ -123,6 +127,10 @@ class Sweep:
         return cls(list(jobs.values()), study=study, n_jobs=n_jobs, flags=flags, keys=keys)
 
     @property
+    def unfinished(self) -> list[Job]:
+        return [job for job in self.jobs if job.state != "done"]
+
+    @property
     def study_dir(self) -> Path:
         return self.jobs[0].directory.parent
 
@@ -135,7 +143,7 @@ class Sweep:
         """
         display = Display(self)
         display.announce()
-        waiting = [job for job in self.jobs if job.state != "done"]
+        waiting = self.unfinished
         for job in waiting:
             _require_writable(job.directory)
         with display, _signals_as_interrupt():
@@ -146,7 +154,7 @@ class Sweep:
                 display.interrupted()
                 raise
         display.summary()
-        return int(any(job.state != "done" for job in self.jobs))
+        return int(bool(self.unfinished))
 
     def _run(self, waiting: list[Job], display: Display) -> None:
         running: list[Job] = []

@@ -5,9 +5,11 @@ On a terminal the progress is drawn in place; elsewhere it is a plain line every
 
 from __future__ import annotations
 
+import math
+import shlex
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -23,8 +25,9 @@ from rti_exp.runs import load_runs
 if TYPE_CHECKING:
     from rti_exp.sweep import Job, Sweep
 
-SECONDS_PER_ITERATION = 1.0
-"""Of one RL iteration of the default config on one core, for the estimate before anything has run."""
+SECONDS_PER_ITERATION = 2.0
+"""Of one RL iteration of the default config on one core with its share of the start and of the evaluations, for the
+estimate before anything has run."""
 LINE_SECONDS = 10.0
 
 
@@ -72,6 +75,24 @@ def estimated_seconds(iterations: Iterable[int], *, per_iteration: float, n_jobs
     return max(places)
 
 
+def expected_iterations(job: Job, jobs: Sequence[Job]) -> int:
+    """A job's iterations; one that ends with its token budget is taken to do no more than the longest without one."""
+    if math.isinf(job.config.budget.tokens):
+        return job.iterations
+    others = [one.iterations for one in jobs if math.isinf(one.config.budget.tokens)]
+    return min(job.iterations, max(others, default=job.iterations))
+
+
+def next_commands(study_dir: Path) -> list[str]:
+    """What to type after a run or a sweep: the report, and W&B's sync if there is something to send."""
+    root = [] if study_dir.parent == Path("runs") else ["--runs-root", str(study_dir.parent)]
+    lines = ["for the report:", "  " + shlex.join(["python", "-m", "rti_exp.report", study_dir.name, *root])]
+    if next(study_dir.glob("*/wandb/offline-run-*"), None) is not None:
+        runs = f"{shlex.quote(str(study_dir))}/*/wandb/offline-run-*"
+        lines += ["to send them to W&B:", f"  python -m wandb sync {runs}"]
+    return lines
+
+
 class Display:
     """The display of one sweep; a context manager around its run."""
 
@@ -105,7 +126,7 @@ class Display:
                 counts,
             )
         self.console.print(table)
-        left = [job.iterations - job.iterations_done for job in sweep.jobs if job.state != "done"]
+        left = [max(0, expected_iterations(job, sweep.jobs) - job.iterations_done) for job in sweep.unfinished]
         if not left:
             self.console.print("all jobs are done; fresh=true starts over")
             return
@@ -177,10 +198,8 @@ class Display:
                 self.console.print(f"    {job.directory / 'job.log'}", markup=False, highlight=False)
         for job in sweep.jobs:
             self.console.print(f"  {job.directory.name}  {label(job)}  {job.state}", markup=False, highlight=False)
-        if next(sweep.study_dir.glob("*/wandb/offline-run-*"), None) is not None:
-            self.console.print("to send them to W&B:", markup=False)
-            command = f"  wandb sync {sweep.study_dir}/*/wandb/offline-run-*"
-            self.console.print(command, markup=False, highlight=False)
+        for line in next_commands(sweep.study_dir):
+            self.console.print(line, markup=False, highlight=False)
 
 
 def show_results(study_dir: Path, console: Console | None = None) -> None:

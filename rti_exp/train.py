@@ -77,9 +77,10 @@ def main() -> None:
         if not asked_for_traceback:
             os.environ.pop("HYDRA_FULL_ERROR", None)
     if launcher.outcome.study_dir is not None:
-        from rti_exp.sweep_display import show_results
+        from rti_exp.sweep_display import next_commands, show_results
 
         show_results(launcher.outcome.study_dir)
+        print(*next_commands(launcher.outcome.study_dir), sep="\n")
     sys.exit(launcher.outcome.code)
 
 

@@ -38,6 +38,7 @@ def test_only_global_rank_0_opens_the_directory(
     policy_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name in RANKS:
         monkeypatch.delenv(name, raising=False)
@@ -54,6 +55,7 @@ def test_only_global_rank_0_opens_the_directory(
     assert job.run_job(config) == job.DONE
     [run] = given
     assert (run is not None) is first
+    assert (f"python -m rti_exp.report single --runs-root {tmp_path}" in capsys.readouterr().out) is first
     assert check(config).directory("single").exists() is first
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -17,7 +18,14 @@ from rti_exp.group_settings import TopSettings
 from rti_exp.runs import Run, read_status
 from rti_exp.settings import SettingsError
 from rti_exp.sweep import Sweep
-from rti_exp.sweep_display import Display, duration, estimated_seconds, measured_seconds_per_iteration
+from rti_exp.sweep_display import (
+    Display,
+    duration,
+    estimated_seconds,
+    expected_iterations,
+    measured_seconds_per_iteration,
+    next_commands,
+)
 from rti_exp.swept import key_of, study_name, swept_in, swept_keys
 
 Composed = Callable[..., DictConfig]
@@ -165,7 +173,7 @@ def test_the_plan_is_announced(plan: Callable[..., Sweep]) -> None:
     assert isinstance(console.file, StringIO)
     text = console.file.getvalue()
     assert "gate.delta+seed: 4 jobs, 2 at once" in text
-    assert "4 to run, about 6 s (a guess)" in text
+    assert "4 to run, about 12 s (a guess)" in text
     lines = [line for line in text.splitlines() if "2 new" in line]
     assert len(lines) == 2
     assert "0, 1" in lines[0]
@@ -199,3 +207,29 @@ def test_an_estimate_fills_the_places_in_order() -> None:
     assert estimated_seconds([10, 10, 10], per_iteration=2.0, n_jobs=2) == 40.0
     assert estimated_seconds([10], per_iteration=2.0, n_jobs=2) == 20.0
     assert [duration(seconds) for seconds in (59.4, 61, 3720)] == ["59 s", "1 min 01 s", "1 h 02 min"]
+
+
+def test_a_token_budget_is_expected_to_end_a_job_with_the_others(plan: Callable[..., Sweep]) -> None:
+    jobs = plan([["gate.delta=0"], ["gate.delta=5", "budget.tokens=1e5"]]).jobs
+    jobs[1].config = replace(jobs[1].config, run=replace(jobs[1].config.run, max_iterations=1000))
+    assert [expected_iterations(job, jobs) for job in jobs] == [3, 3]
+    assert expected_iterations(jobs[1], jobs[1:]) == 1000
+
+
+def test_many_configs_are_told(
+    plan: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep, "MANY", 2)
+    plan([["seed=1"], ["seed=2"]])
+    assert capsys.readouterr().out == ""
+    plan([["seed=1"], ["seed=2"], ["seed=3"]])
+    assert capsys.readouterr().out == "checking 3 configs ...\n"
+
+
+def test_what_to_type_next_can_be_pasted(tmp_path: Path) -> None:
+    assert next_commands(Path("runs") / "gate.delta") == ["for the report:", "  python -m rti_exp.report gate.delta"]
+    study = tmp_path / "my runs" / "a b"
+    (study / "key" / "wandb" / "offline-run-1").mkdir(parents=True)
+    lines = next_commands(study)
+    assert lines[1] == f"  python -m rti_exp.report 'a b' --runs-root '{study.parent}'"
+    assert lines[3] == f"  python -m wandb sync '{study}'/*/wandb/offline-run-*"
