@@ -44,7 +44,7 @@ from rti_exp.settings import (
     RunSettings,
     SettingsError,
 )
-from rti_exp.typed import signature_class, typed, unknown_key
+from rti_exp.typed import likely, signature_class, typed, unknown_key
 
 VOLATILE = ("study", "runs_root", "fresh", "size", "logger", "trainer")
 """Keys that do not make another run: where it is kept, who is told, on what it is computed."""
@@ -138,7 +138,10 @@ def check(cfg: DictConfig) -> Config:
             raise SettingsError(unknown_key(key, key, known, ""))
     for key in (*GROUPS, *PARTS):
         if not isinstance(nodes.get(key), dict):
-            raise SettingsError(f"{key}={nodes.get(key)!r}: must be a group of keys; choose an option of {key}/")
+            raise SettingsError(
+                f"{key}={nodes.get(key)!r}: must be a group of keys; choose an option of {key}/"
+                f"{likely(key, nodes.get(key))}"
+            )
     run = typed(RunSettings, _only(nodes, RunSettings), "")
     top = typed(TopSettings, _only(nodes, TopSettings), "")
     made: dict[str, Any] = {attribute: typed(cls, nodes[key], key) for key, (attribute, cls) in GROUPS.items()}

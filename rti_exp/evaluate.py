@@ -1,6 +1,7 @@
 """`python -m rti_exp.evaluate`: pass@k of a run's newest checkpoint, or of a policy, without intervening.
 
     python -m rti_exp.evaluate run=runs/single/1ff1e526cb9e      the run's own environment and settings
+    python -m rti_exp.evaluate run=single/1ff1e526cb9e           or run=1ff1e5: a key under runs_root, or its beginning
     python -m rti_exp.evaluate policy=tiny eval.tasks=84         a policy; any key of rti_exp.train
     python -m rti_exp.evaluate run=... eval.samples=16 seed=1
 
@@ -25,9 +26,10 @@ from rti_exp import build
 from rti_exp.config import Config, check
 from rti_exp.paths import assets_root
 from rti_exp.runs import read_config, read_status
+from rti_exp.runs.find import NotFound, find_run
 from rti_exp.settings import SettingsError
 from rti_exp.trainer import quiet, seed_everything
-from rti_exp.typed import explain
+from rti_exp.typed import explain, refuse_options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print((__doc__ or "").strip())
         return 0
     try:
+        refuse_options(arguments)
         config, directory = _config(arguments)
         build.check_parts(config)
         row = evaluate(config, directory)
@@ -57,13 +60,32 @@ def _config(arguments: Sequence[str]) -> tuple[Config, Path | None]:
         OmegaConf.register_new_resolver("rti_exp.assets", lambda: str(assets_root()), replace=True)
         with initialize_config_dir(str(assets_root() / "conf"), version_base="1.3"):
             return check(compose("train", overrides=rest)), None
-    directory = Path(runs[-1]).expanduser()
+    groups = {path.name for path in (assets_root() / "conf").iterdir() if path.is_dir()}
+    for text in rest:
+        key = text.partition("=")[0]
+        if key in groups:
+            raise SettingsError(f"{text}: with run= the run's own {key} stands; set single keys of it ({key}.KEY=...)")
+    roots = [text.partition("=")[2] for text in rest if text.startswith("runs_root=")]
+    directory = _run_directory(runs[-1], Path((roots or ["runs"])[-1]).expanduser())
     stored = read_config(directory)
     if not stored:
         raise SettingsError(f"run={runs[-1]!r}: must be a run directory; there is no {directory / 'config.yaml'}")
     merged = OmegaConf.merge(OmegaConf.create(stored), OmegaConf.from_dotlist(rest))
     assert isinstance(merged, DictConfig)
     return check(merged), directory
+
+
+def _run_directory(name: str, runs_root: Path) -> Path:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    try:
+        return find_run(runs_root, name).directory
+    except NotFound as error:
+        told = str(error).replace("--runs-root", "runs_root=")
+        raise SettingsError(
+            f"run={name!r}: must be a run directory, STUDY/KEY or the start of a key; {told}"
+        ) from error
 
 
 def evaluate(config: Config, directory: Path | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from rti_exp.group_settings import verifier_settings
 from rti_exp.paths import assets_root
 from rti_exp.settings import SettingsError
 from rti_exp.trainer import quiet, seed_everything
-from rti_exp.typed import explain
+from rti_exp.typed import explain, refuse_options
 
 if TYPE_CHECKING:
     from rti_exp.verifier_audit import Matrix
@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     OmegaConf.register_new_resolver("rti_exp.assets", lambda: str(assets_root()), replace=True)
     try:
+        refuse_options(arguments)
         with initialize_config_dir(str(assets_root() / "conf"), version_base="1.3"):
             config = check(compose("train", overrides=list(arguments)))
         build.check_parts(config)

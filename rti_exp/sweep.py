@@ -108,7 +108,7 @@ class Sweep:
                 check_parts(config)
                 check_logger(config)
             except SettingsError as error:
-                raise SettingsError(f"{error} (job: {' '.join(overrides)})") from error
+                raise SettingsError(f"{error} (job: {' '.join(overrides)}){_swept(str(error), overrides)}") from error
             study = config.top.study_or(default)
             directory = config.directory(study)
             if directory in jobs:
@@ -232,6 +232,14 @@ def _progress(directory: Path, config: Config) -> tuple[str, int]:
     if status["state"] == "done":
         return "done", done
     return ("continue" if done else "new"), done
+
+
+def _swept(error: str, overrides: Sequence[str]) -> str:
+    """What to type where a list was given to a key that takes one value."""
+    for key, _, value in (text.partition("=") for text in overrides):
+        if value.startswith("[") and error.startswith(f"{key}=["):
+            return f"; to sweep: -m {key}={value[1:-1]}"
+    return ""
 
 
 def _require_writable(directory: Path) -> None:

@@ -22,7 +22,7 @@ from rti_exp.paths import assets_root
 from rti_exp.runs import RunUnwritable
 from rti_exp.settings import SettingsError
 from rti_exp.swept import study_name, swept_in
-from rti_exp.typed import explain
+from rti_exp.typed import explain, likely
 
 FAILED = 1
 
@@ -62,7 +62,8 @@ def main() -> None:
     except ValueError as error:  # Hydra's own, of `gate=null`
         if asked_for_traceback:
             traceback.print_exc()
-        sys.exit(_bad_config(str(error)))
+        hints = [likely(*text.partition("=")[::2]) for text in sys.argv[1:]]
+        sys.exit(_bad_config(str(error) + next(filter(None, hints), "")))
     except OSError as error:
         sys.exit(_bad_config(f"{error.filename}: cannot be made or written ({error.strerror})"))
     except KeyboardInterrupt:

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import math
 import operator
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -146,6 +147,36 @@ def _shown(value: Any) -> str:
     return "null" if value is None else repr(value)
 
 
+MAIN_NUMBERS = {
+    "gate": "gate.delta",
+    "budget": "budget.tokens",
+    "eval": "eval.every",
+    "probe": "probe.every",
+    "recorder": "recorder.every",
+}
+"""Group -> the number in it that is meant by a number for the group."""
+
+
+def likely(key: str, value: Any) -> str:
+    """The end of a message about a number that was given to a group: what may be meant; else nothing."""
+    try:
+        float(str(value))
+    except ValueError:
+        return ""
+    return f"; did you mean {MAIN_NUMBERS[key]}={value}?" if key in MAIN_NUMBERS else ""
+
+
+def refuse_options(arguments: Iterable[str]) -> None:
+    """For commands that take overrides only.
+
+    Raises:
+        SettingsError: naming an argument that starts with "-".
+    """
+    for text in arguments:
+        if text.startswith("-"):
+            raise SettingsError(f"{text}: no such option; only key=value and --help are taken here")
+
+
 def explain(error: Exception) -> str:
     """What Hydra or OmegaConf refused, in one message; for an unknown key, with the keys that there are."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
@@ -156,5 +187,7 @@ def explain(error: Exception) -> str:
         if name not in known:
             return unknown_key(full, name, known, parent)
     if isinstance(error, MissingConfigException):
-        return str(error).partition("Config search path:")[0].strip()
+        text = str(error).partition("Config search path:")[0].strip()
+        missing = re.search(r"'(\w+)/([^']+)'", text)
+        return text + (likely(*missing.groups()) if missing else "")
     return "\n".join(dict.fromkeys(str(part) for part in (error, error.__cause__) if part is not None))

@@ -9,10 +9,12 @@ import pytest
 from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM
 
+from rti_exp import evaluate
 from rti_exp.checkpoints import save_checkpoint
 from rti_exp.config import check
 from rti_exp.evaluate import main
 from rti_exp.runs import Run
+from rti_exp.settings import SettingsError
 
 
 @pytest.mark.parametrize(
@@ -20,6 +22,8 @@ from rti_exp.runs import Run
     [
         (["eval.tasks=0"], "bad config: eval.tasks=0: must be an integer >= 1"),
         (["eval.smaples=2"], "bad config: eval.smaples: unknown key; did you mean eval.samples?"),
+        (["-m", "seed=1"], "bad config: -m: no such option; only key=value and --help are taken here"),
+        (["run=nowhere", "corrector=none"], "bad config: corrector=none: with run= the run's own corrector stands"),
         (["run=nowhere"], "bad config: run='nowhere': must be a run directory"),
     ],
 )
@@ -55,3 +59,12 @@ def test_a_renamed_run_is_evaluated_and_another_runs_checkpoint_is_refused(
     told = capsys.readouterr().err
     assert told.startswith(f"bad config: run='{tmp_path / 'renamed'}': ")
     assert "another" in told
+
+
+def test_a_run_is_found_by_its_study_and_the_start_of_its_key(tmp_path: Path) -> None:
+    run = Run.open(tmp_path / "mine" / "0123456789ab", key="0123456789ab", study="mine", config={"seed": 0})
+    run.close()
+    for name in ("0123456789ab", "0123", "mine/0123", str(run.directory)):
+        assert evaluate._run_directory(name, tmp_path) == run.directory
+    with pytest.raises(SettingsError, match=r"^run='9': must be a run directory, STUDY/KEY .*there are: mine/0123"):
+        evaluate._run_directory("9", tmp_path)
