@@ -6,12 +6,15 @@ torch is imported in those processes only, after the config has been checked.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from multiprocessing.queues import Queue
@@ -79,6 +82,7 @@ def _check_folders(settings: WarmstartSettings) -> dict[str, Path]:
 def make(name: str, folder: Path, settings: WarmstartSettings, report: Queue[tuple[str, int, int, float]]) -> float:
     """Make one model; returns its mean training loss over the last 100 steps, in nats per trained token."""
     import torch
+    import transformers
 
     from rti_exp.pretraining import documents as corpus
     from rti_exp.pretraining.tokenizer import TextCollector, make_tokenizer
@@ -86,6 +90,7 @@ def make(name: str, folder: Path, settings: WarmstartSettings, report: Queue[tup
     from rti_exp.randomness import derive_seed
     from rti_exp.rollout.render import TokenRenderer
 
+    transformers.logging.disable_progress_bar()
     torch.set_num_threads(settings.threads)
     torch.use_deterministic_algorithms(True)
     prompts = settings.prompts
@@ -123,6 +128,26 @@ def make(name: str, folder: Path, settings: WarmstartSettings, report: Queue[tup
     return sum(losses[-100:]) / len(losses[-100:])
 
 
+def _end_silently() -> None:
+    """In a child: Ctrl-C ends it without a traceback; the parent says that it was interrupted."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _ending_children(folders: Mapping[str, Path]) -> Iterator[None]:
+    """On an interrupt the children end, and folders with nothing in them are taken away."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        for process in multiprocessing.active_children():
+            if "Manager" not in process.name:  # that one ends with its own context
+                process.terminate()
+        for folder in folders.values():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
 def run(settings: WarmstartSettings) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -135,7 +160,10 @@ def run(settings: WarmstartSettings) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
     with (
         context.Manager() as manager,
-        ProcessPoolExecutor(max_workers=min(len(folders), os.cpu_count() or 1), mp_context=context) as pool,
+        ProcessPoolExecutor(
+            max_workers=min(len(folders), os.cpu_count() or 1), mp_context=context, initializer=_end_silently
+        ) as pool,
+        _ending_children(folders),
         Progress(*columns, TimeRemainingColumn(), console=console) as bars,
     ):
         report: Any = manager.Queue()
@@ -164,17 +192,24 @@ def main() -> None:
     OmegaConf.register_new_resolver("rti_exp.assets", lambda: str(assets_root()), replace=True)
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra would exit with 1 for a bad config
 
-    def task(cfg: DictConfig) -> None:
+    configs: list[dict[str, Any]] = []
+
+    def task(cfg: DictConfig) -> None:  # no more than this: Hydra prints a line of its own for an error within
         plain = OmegaConf.to_container(cfg, resolve=True)
         assert isinstance(plain, dict)
-        run(typed(WarmstartSettings, {str(key): value for key, value in plain.items()}, ""))
+        configs.append({str(key): value for key, value in plain.items()})
 
     try:
         hydra.main(version_base="1.3", config_path=str(assets_root() / "conf"), config_name="warmstart")(task)()
+        for settings in [typed(WarmstartSettings, config, "") for config in configs]:
+            run(settings)
     except SettingsError as error:
         sys.exit(_bad_config(str(error)))
     except (HydraException, OmegaConfBaseException) as error:
         sys.exit(_bad_config(explain(error)))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 def _bad_config(message: str) -> int:

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,7 @@ def test_makes_a_policy_and_a_teacher_that_train_takes(tmp_path: Path) -> None:
     done = warmstart(tmp_path, "out=made", *SMALL)
     assert done.returncode == 0, done.stderr
     assert "made/tiny: loss" in done.stdout
+    assert "Writing model shards" not in done.stderr
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
     from rti_exp.rollout.render import TokenRenderer
@@ -47,8 +50,22 @@ def test_makes_a_policy_and_a_teacher_that_train_takes(tmp_path: Path) -> None:
     assert noted["settings"]["prior"]["right"]["nav_hard"] == 0.001
 
     again = warmstart(tmp_path, "out=made", *SMALL)
-    assert again.returncode != 0
+    assert again.returncode == 2
     assert "made/tiny is there already; set overwrite=true" in again.stderr
+    assert "Error executing job" not in again.stderr
+
+
+def test_an_interrupt_ends_with_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rti_exp.warmstart", "out=made"]
+    making = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "made" / "teacher").is_dir() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(2.0)
+    making.send_signal(signal.SIGINT)
+    _, errors = making.communicate(timeout=60)
+    assert (making.returncode, errors.strip()) == (130, "interrupted")
+    assert not (tmp_path / "made" / "teacher").exists()
 
 
 @pytest.mark.slow
