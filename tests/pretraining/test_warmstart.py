@@ -57,7 +57,15 @@ def test_makes_a_policy_and_a_teacher_that_train_takes(tmp_path: Path) -> None:
 
 def test_an_interrupt_ends_with_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rti_exp.warmstart", "out=made"]
-    making = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    making = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background jobs, and so their children, ignore SIGINT; a user at a terminal does not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     deadline = time.monotonic() + 120
     while not (tmp_path / "made" / "teacher").is_dir() and time.monotonic() < deadline:
         time.sleep(0.1)
