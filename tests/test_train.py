@@ -445,7 +445,13 @@ def test_a_killed_sweep_takes_its_children_along(small: Sequence[str], tmp_path:
 def test_a_sweep_ends_its_children_on_an_interrupt_and_goes_on(small: Sequence[str], tmp_path: Path) -> None:
     arguments = [*small, "max_iterations=60", "eval.every=0", "gate.delta=0,5", "hydra.launcher.n_jobs=2"]
     study = tmp_path / "runs" / "gate.delta"
-    sweep = subprocess.Popen(command("-m", *arguments), cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL)
+    sweep = subprocess.Popen(
+        command("-m", *arguments),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background job ignores it
+    )
 
     def both_began() -> bool:
         return study.is_dir() and sum(iterations_done(path) >= 1 for path in study.iterdir()) == 2
