@@ -96,7 +96,7 @@ def place_of(runs: pd.DataFrame, key: str) -> str | None:
 
 def build(study: Study, summary: Summary, *, project: str, entity: str) -> Any:
     """The report as an object of `wandb_workspaces.reports.v2`; nothing is sent."""
-    from wandb_workspaces.reports.v2 import interface as wr
+    from wandb_workspaces.reports.v2 import interface as wr  # pyright: ignore[reportMissingImports]  (an extra)
 
     from rti_exp.analysis.sheets import (
         compute_sheet,
@@ -137,7 +137,7 @@ def build(study: Study, summary: Summary, *, project: str, entity: str) -> Any:
 
 def _run_sets(study: Study, project: str, entity: str) -> list[Any]:
     """A run set for each arm, its seeds grouped into one line. A run's W&B id is its key."""
-    from wandb_workspaces.reports.v2 import interface as wr
+    from wandb_workspaces.reports.v2 import interface as wr  # pyright: ignore[reportMissingImports]  (an extra)
 
     from rti_exp.analysis.reading import select
 
@@ -156,7 +156,7 @@ def _ungrouped(arms: Sequence[Any]) -> list[Any]:
 
 def _panels(curves: Curves) -> list[Any]:
     """Two panels a row; lines are means over an arm's seeds, in a band from the lowest to the highest."""
-    from wandb_workspaces.reports.v2 import interface as wr
+    from wandb_workspaces.reports.v2 import interface as wr  # pyright: ignore[reportMissingImports]  (an extra)
 
     return [
         wr.LinePlot(
@@ -174,7 +174,7 @@ def _panels(curves: Curves) -> list[Any]:
 
 def _texts(*sheets: Sheet) -> list[Any]:
     """The tables that have rows, as Markdown; without a document's title, since the report has its own."""
-    from wandb_workspaces.reports.v2 import interface as wr
+    from wandb_workspaces.reports.v2 import interface as wr  # pyright: ignore[reportMissingImports]  (an extra)
 
     from rti_exp.analysis.tables import as_markdown
 
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         import wandb.errors
-        import wandb_workspaces.reports.v2  # noqa: F401
+        import wandb_workspaces.reports.v2  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError:
         print(f"error: {INSTALL}", file=sys.stderr)
         return 2

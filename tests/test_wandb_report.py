@@ -50,7 +50,7 @@ def test_the_blocks_are_those_of_the_report(runs_root: Path, capsys: pytest.Capt
 
 
 def test_an_arm_is_a_run_set_of_its_finished_runs(runs_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from wandb_workspaces import expr
+    from wandb_workspaces import expr  # pyright: ignore[reportMissingImports]  (an extra)
 
     report = blocks(runs_root, capsys)
     grid = next(block for block in report["blocks"] if block["type"] == "PanelGrid")
