@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rti_exp import build
+from rti_exp.composing import composed
 from rti_exp.config import Config, check
 from rti_exp.paths import assets_root
 from rti_exp.runs import read_config, read_status
@@ -57,9 +57,7 @@ def _config(arguments: Sequence[str]) -> tuple[Config, Path | None]:
     runs = [text.partition("=")[2] for text in arguments if text.startswith("run=")]
     rest = [text for text in arguments if not text.startswith("run=")]
     if not runs:
-        OmegaConf.register_new_resolver("rti_exp.assets", lambda: str(assets_root()), replace=True)
-        with initialize_config_dir(str(assets_root() / "conf"), version_base="1.3"):
-            return check(compose("train", overrides=rest)), None
+        return check(composed(rest)), None
     groups = {path.name for path in (assets_root() / "conf").iterdir() if path.is_dir()}
     for text in rest:
         key = text.partition("=")[0]

@@ -12,17 +12,15 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 
 from rti_exp import build
+from rti_exp.composing import composed
 from rti_exp.config import Config, CorrectorSettings, check
 from rti_exp.group_settings import verifier_settings
-from rti_exp.paths import assets_root
 from rti_exp.settings import SettingsError
 from rti_exp.trainer import quiet, seed_everything
 from rti_exp.typed import explain, refuse_options
@@ -39,11 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {"-h", "--help"} & set(arguments):
         print((__doc__ or "").strip())
         return 0
-    OmegaConf.register_new_resolver("rti_exp.assets", lambda: str(assets_root()), replace=True)
     try:
         refuse_options(arguments)
-        with initialize_config_dir(str(assets_root() / "conf"), version_base="1.3"):
-            config = check(compose("train", overrides=list(arguments)))
+        config = check(composed(list(arguments)))
         build.check_parts(config)
         Console().print(*measure(config), sep="\n")
     except SettingsError as error:

@@ -15,7 +15,7 @@ PACKAGE = Path(rti_exp.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("types", "settings", "randomness", "jsonlines"),
     ("runs", "paths", "typed", "swept", "group_settings", "algorithm_settings"),
-    ("config", "objective", "envs", "engines"),
+    ("config", "composing", "objective", "envs", "engines"),
     ("rollout",),
     ("intervention",),
     ("batch",),

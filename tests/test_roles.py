@@ -45,3 +45,5 @@ def test_bad_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert "policy.path='nowhere'" in capsys.readouterr().err
     assert roles.main(["gate.delta=-1"]) == 2
     assert "gate.delta=-1" in capsys.readouterr().err
+    assert roles.main(["gate=5"]) == 2
+    assert "did you mean gate.delta=5" in capsys.readouterr().err
