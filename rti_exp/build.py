@@ -258,6 +258,7 @@ def experiment(config: Config, run: Run | None, *, directory: Path) -> Experimen
         teacher_engine=None if taught_by is None else taught_by.engine,
         reference=None if taught_by is None else taught_by.model.requires_grad_(False),
         token_budget=config.budget.tokens,
+        accepted_budget=config.budget.accepted,
     )
     return Experiment(module=module, data=data, trainer=trained, heldout=heldout)
 

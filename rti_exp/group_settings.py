@@ -84,10 +84,13 @@ class RecorderSettings:
 class BudgetSettings:
     tokens: float = math.inf
     """Tokens generated and scored, roles and teachers included, after which training ends."""
+    accepted: float = math.inf
+    """Accepted corrections, after which training goes on without interventions."""
 
     def __post_init__(self) -> None:
-        if not self.tokens > 0:
-            raise SettingsError(f"budget.tokens={self.tokens}: must be a number > 0, or inf")
+        for name in ("tokens", "accepted"):
+            if not getattr(self, name) > 0:
+                raise SettingsError(f"budget.{name}={getattr(self, name)}: must be a number > 0, or inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,11 +59,13 @@ class RTIModule(LightningModule):
         reference: What the algorithm is given the log-probs of, if it needs a reference (OPD's teacher); None is
             a frozen copy of the model as it comes.
         token_budget: Training is finished once so many tokens are spent.
+        accepted_budget: Training goes on without interventions once so many corrections are accepted.
 
     Attributes:
         iteration: RL iterations done.
         policy_version: Iterations that changed the weights.
         tokens_spent: Tokens generated and scored so far, by all ranks, roles and teachers included.
+        accepted: Corrections accepted so far, by all ranks.
         last_groups: Groups of the last iteration, of all ranks, merged after the interventions.
         last_metrics: Its flat metrics (`rti_exp.metrics.iteration_metrics`).
         updating: True while weights and counters are out of step; a checkpoint would be no iteration's.
@@ -84,6 +86,7 @@ class RTIModule(LightningModule):
         teacher_engine: Engine | None = None,
         reference: PreTrainedModel | None = None,
         token_budget: float = math.inf,
+        accepted_budget: float = math.inf,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -98,12 +101,14 @@ class RTIModule(LightningModule):
         self.teacher = teacher
         self.teacher_engine = teacher_engine
         self.token_budget = token_budget
+        self.accepted_budget = accepted_budget
         self.reference = (reference or _frozen_copy(model)) if algorithm.needs_reference else None
         self._policy_forward = TrainedPositions(model)
         self._reference_forward = TrainedPositions(self.reference) if self.reference is not None else None
         self.iteration = 0
         self.policy_version = 0
         self.tokens_spent = 0
+        self.accepted = 0
         self.updating = False
         self.last_groups: list[Group] = []
         self.last_metrics: dict[str, float | None] = {}
@@ -149,6 +154,7 @@ class RTIModule(LightningModule):
         self.tokens_spent += sum(report.tokens.values())
         self.last_groups = list(report.groups)
         self.last_metrics = iteration_metrics(report, update, success_threshold=self.success_threshold)
+        self.accepted += int(self.last_metrics["funnel/accepted"] or 0)
         logged = {name: float(value) for name, value in self.last_metrics.items() if value is not None}
         self.log_dict({**logged, "step": float(iteration)}, on_step=True, on_epoch=False, batch_size=len(tasks))
 
@@ -156,7 +162,7 @@ class RTIModule(LightningModule):
     def _gather(self, tasks: IterationTasks, iteration: int, stopwatch: Stopwatch) -> Gathered:
         gather = Gatherer(
             collector=self.collector,
-            interventions=self.interventions,
+            interventions=self.interventions if self.accepted < self.accepted_budget else None,
             teacher=self.teacher,
             engines=[self.engine] if self.teacher_engine is None else [self.engine, self.teacher_engine],
             algorithm=self.algorithm,
@@ -275,6 +281,7 @@ class RTIModule(LightningModule):
             "iteration": self.iteration,
             "policy_version": self.policy_version,
             "tokens_spent": self.tokens_spent,
+            "accepted": self.accepted,
             "model": self.model.state_dict(),
             "optimizer": optimizer.state_dict(),
         }
@@ -287,6 +294,7 @@ class RTIModule(LightningModule):
         self.iteration = state["iteration"]
         self.policy_version = state["policy_version"]
         self.tokens_spent = state["tokens_spent"]
+        self.accepted = state["accepted"]
         self.engine.sync(self.policy_version)
 
 
