@@ -14,7 +14,7 @@ from rti_exp.metrics import is_timing
 from rti_exp.runs import Run
 from rti_exp.settings import AlgorithmSettings, EvaluationSettings, RunSettings
 from tests.test_callbacks import StopAfterRows, StopBefore, Stopped, lines
-from tests.training import RENDERER, equal_weights, fit, sampled, weights
+from tests.training import RENDERER, acted, equal_weights, fit, sampled, weights
 
 MANY = RunSettings(seed=3, max_iterations=9, tasks_per_iteration=2, group_size=4)
 KEY = "0123456789ab"
@@ -25,14 +25,14 @@ def learner(budget: float) -> RTIModule:
     return sampled(run=MANY, settings=settings, token_budget=budget)
 
 
-def session(directory: Path, module: RTIModule, stop: Any = None) -> RTIModule:
+def session(directory: Path, module: RTIModule, stop: Any = None, *, evaluates: bool = True) -> RTIModule:
     run = Run(directory, key=KEY, study="study")
     callbacks = training_callbacks(
         run=run,
         run_key=KEY,
         checkpoints=run.checkpoints,
         heldout=module.collector.environment.tasks("heldout"),  # pyright: ignore[reportAttributeAccessIssue]
-        evaluation=EvaluationSettings(every=0, tasks=2, samples=2),
+        evaluation=EvaluationSettings(every=0, tasks=2 if evaluates else 0, samples=2),
         decode=RENDERER.text,
         recorder_every=2,
     )
@@ -105,3 +105,33 @@ def test_a_run_that_had_spent_its_budget_does_nothing_more(
     assert again.iteration == 3
     assert rows(tmp_path) == before
     assert equal_weights(weights(again), weights(module))
+
+
+def intervened(directory: Path, accepted_budget: float, stop: Any = None) -> RTIModule:
+    return session(directory, acted(run=MANY, accepted_budget=accepted_budget), stop, evaluates=False)
+
+
+def funnel(directory: Path) -> list[tuple[int, int]]:
+    trained = [row for row in rows(directory) if row["kind"] == "train"]
+    return [(row["funnel/attempts"], row["funnel/accepted"]) for row in trained]
+
+
+def test_interventions_stop_after_the_iteration_that_spends_the_accepted_budget(tmp_path: Path) -> None:
+    free, limited = tmp_path / "free", tmp_path / "limited"
+    intervened(free, math.inf)
+    accepted = [count for _, count in funnel(free)]
+    assert accepted[1] > 1
+    assert sum(accepted[2:]) > 0
+    module = intervened(limited, accepted[0] + 1)
+    assert funnel(limited) == funnel(free)[:2] + [(0, 0)] * 7
+    assert module.accepted == accepted[0] + accepted[1]
+
+
+def test_the_accepted_budget_survives_a_resume(tmp_path: Path) -> None:
+    unbroken = intervened(tmp_path / "unbroken", 3)
+    with pytest.raises(Stopped):
+        intervened(tmp_path / "broken", 3, StopBefore(4))
+    resumed = intervened(tmp_path / "broken", 3)
+    assert resumed.accepted == unbroken.accepted >= 3
+    assert rows(tmp_path / "broken") == rows(tmp_path / "unbroken")
+    assert equal_weights(weights(resumed), weights(unbroken))
