@@ -81,12 +81,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One chat message. `malformed` says why a tool call in `content` could not be read."""
+    """One chat message. `malformed` says why a tool call in `content` could not be read; `thinking` is what an
+    assistant wrote before `content` and no environment is shown."""
 
     role: Role
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     malformed: str | None = None
+    thinking: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

