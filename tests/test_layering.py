@@ -14,7 +14,7 @@ import rti_exp
 PACKAGE = Path(rti_exp.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("types", "settings", "randomness", "jsonlines"),
-    ("runs", "paths", "typed", "swept", "group_settings", "algorithm_settings", "chat_settings"),
+    ("runs", "paths", "typed", "swept", "group_settings", "algorithm_settings", "chat_settings", "remote_settings"),
     ("config", "composing", "objective", "envs", "engines"),
     ("rollout",),
     ("intervention",),

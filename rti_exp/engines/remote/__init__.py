@@ -1,0 +1,24 @@
+"""Models behind OpenAI-compatible endpoints: teachers, judges, user simulators, reference models.
+
+    model = ChatModel(RemoteSettings(base_url="http://127.0.0.1:8000/v1", model="Qwen/Qwen3-8B"))
+    reply = model.reply([Message(role="user", content="Hello")])
+    reply.message.content
+
+Importing this imports neither torch nor the client.
+"""
+
+from rti_exp.engines.remote.client import ChatModel, ChatRequest, Reply
+from rti_exp.engines.remote.failures import Cause, RemoteDown, RemoteFailure
+from rti_exp.engines.remote.ledger import Usage
+from rti_exp.remote_settings import RemoteSettings
+
+__all__ = [
+    "Cause",
+    "ChatModel",
+    "ChatRequest",
+    "RemoteDown",
+    "RemoteFailure",
+    "RemoteSettings",
+    "Reply",
+    "Usage",
+]

@@ -1,0 +1,138 @@
+"""Our messages in the API's form, and the API's answers read strictly."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rti_exp.engines.remote.messages import BadReply, read_reply, to_chat, to_tools
+from rti_exp.types import Message, ToolCall
+from tests.faulty_server import completion
+
+
+def read(**changes: Any) -> Message:
+    return read_reply(json.dumps(completion(**changes))).message
+
+
+def a_call(name: Any = "search", arguments: Any = '{"query": "x"}') -> dict[str, Any]:
+    return {"id": "abc", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def test_calls_are_numbered_and_answered_in_order() -> None:
+    one, two = ToolCall(name="a", arguments={"x": "ä"}), ToolCall(name="b", arguments={})
+    chat = to_chat(
+        [
+            Message(role="system", content="s"),
+            Message(role="user", content="u"),
+            Message(role="assistant", content="", tool_calls=(one, two)),
+            Message(role="tool", content="first"),
+            Message(role="tool", content="second"),
+            Message(role="assistant", content="{broken", malformed="no JSON"),
+            Message(role="tool", content="Error: no JSON"),
+            Message(role="assistant", content="", tool_calls=(two,)),
+            Message(role="user", content="and?"),
+        ]
+    )
+    assert [(entry["role"], entry["content"], entry.get("tool_call_id")) for entry in chat] == [
+        ("system", "s", None),
+        ("user", "u", None),
+        ("assistant", "", None),
+        ("tool", "first", "call_0"),
+        ("tool", "second", "call_1"),
+        ("assistant", "{broken", None),
+        ("user", "[tool]\nError: no JSON", None),
+        ("assistant", "", None),
+        ("tool", "", "call_2"),
+        ("user", "and?", None),
+    ]
+    assert chat[2]["tool_calls"] == [
+        {"id": "call_0", "type": "function", "function": {"name": "a", "arguments": '{"x": "ä"}'}},
+        {"id": "call_1", "type": "function", "function": {"name": "b", "arguments": "{}"}},
+    ]
+
+
+def test_lone_surrogates_are_no_text_that_could_be_sent() -> None:
+    assert to_chat([Message(role="user", content="a\ud800b")]) == [{"role": "user", "content": "a?b"}]
+
+
+def test_tools_in_either_form() -> None:
+    schema = {"name": "a", "description": "", "parameters": {}}
+    whole = {"type": "function", "function": schema}
+    assert to_tools([schema, whole]) == [whole, whole]
+
+
+def test_a_tool_call_is_read() -> None:
+    message = read(content=None, message={"tool_calls": [a_call(), a_call("b", "{}")]}, finish_reason="tool_calls")
+    assert message == Message(
+        role="assistant",
+        content="",
+        tool_calls=(ToolCall(name="search", arguments={"query": "x"}), ToolCall(name="b", arguments={})),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ('{"query": ', "are not valid JSON"),
+        ("[1]", "must be a JSON object"),
+        ('{"a": NaN}', "hold NaN"),
+        ('{"a": 1e999}', "hold a number that is too large"),
+        ('{"a": 1, "a": 2}', "have the same key twice"),
+        ('{"a": "\\ud800"}', "hold half of a surrogate pair"),
+        ('{"a": ' + "[" * 40 + "]" * 40 + "}", "are nested too deeply"),
+        ("[" * 100_000, "are nested too deeply"),
+        ({"query": "x"}, "are no text"),
+        (None, "are no text"),
+    ],
+)
+def test_arguments_that_cannot_be_read_are_the_models_mistake(arguments: Any, why: str) -> None:
+    message = read(content="let me see", message={"tool_calls": [a_call(arguments=arguments)]})
+    assert message.tool_calls == ()
+    assert message.content == "let me see"
+    assert message.malformed is not None
+    assert why in message.malformed
+
+
+def test_a_malformed_call_without_text_shows_what_was_called() -> None:
+    assert '"name": "search"' in read(content=None, message={"tool_calls": [a_call(arguments="{")]}).content
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"content": 3},
+        {"content": None},
+        {"message": {"tool_calls": "x"}},
+        {"message": {"tool_calls": [3]}},
+        {"message": {"tool_calls": [a_call(name=None)]}},
+        {"finish_reason": None},
+        {"finish_reason": "because"},
+        {"choices": {}},
+        {"choices": [3]},
+        {"error": {"message": "overloaded"}},
+    ],
+)
+def test_what_is_no_answer_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(BadReply):
+        read(**changes)
+
+
+@pytest.mark.parametrize("text", ["", "null", "3", "[]", "{}", "{" * 100_000])
+def test_bodies_that_are_no_answer(text: str) -> None:
+    with pytest.raises(BadReply):
+        read_reply(text)
+
+
+def test_stop_reasons_and_counts() -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": 2}}
+    reply = read_reply(json.dumps(completion(finish_reason="length", usage=usage)))
+    assert (reply.stop_reason, reply.prompt_tokens, reply.completion_tokens, reply.cached_prompt_tokens) == (
+        "length", 5, None, 2,
+    )  # fmt: skip
+    assert read_reply(json.dumps(completion(finish_reason="content_filter"))).stop_reason == "content_filter"
+
+
+def test_a_refusal_is_an_answer() -> None:
+    assert read(content=None, message={"refusal": "I will not"}).content == "I will not"
