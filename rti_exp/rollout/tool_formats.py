@@ -50,7 +50,7 @@ class HermesCalls:
     environment's own instructions may ask for that.
     """
 
-    markers = ("<tool_call>", "</tool_call>")
+    markers: tuple[str, ...] = ("<tool_call>", "</tool_call>")
     instruction = 'To call a tool, write <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>.'
     _CALL = re.compile("<tool_call>(.*?)</tool_call>", re.DOTALL)
 
