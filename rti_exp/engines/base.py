@@ -13,6 +13,22 @@ class EngineUnavailable(Exception):
     """The engine stayed down after its retries; interventions that need it are lost and counted."""
 
 
+class EngineUnusable(RuntimeError):
+    """The engine is of no use to the whole job, which must end; no role's failure that costs attempts only."""
+
+
+class RequestsLost(EngineUnavailable):
+    """Some requests of a call got no answer, after their retries; the others did.
+
+    `answered` has the completions and `reasons` says why there is none, both by the index of the request.
+    """
+
+    def __init__(self, answered: Mapping[int, Completion], reasons: Mapping[int, str]) -> None:
+        super().__init__("; ".join(dict.fromkeys(reasons.values())))
+        self.answered = dict(answered)
+        self.reasons = dict(reasons)
+
+
 class RequestsTooLong(ValueError):
     """Some requests of a call need more positions than the model has; nothing of the call has been done.
 

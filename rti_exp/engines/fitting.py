@@ -1,4 +1,7 @@
-"""Calls whose requests may be too long for the model: those that fit are done, the others get the reason."""
+"""Calls of which some requests may come to nothing: the others are done, and these get the reason.
+
+A request comes to nothing if it is too long for the model, or if its engine, behind a network, lost it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rti_exp.engines.base import Engine, GenerateRequest, RequestsTooLong, ScoreRequest
+from rti_exp.engines.base import Engine, GenerateRequest, RequestsLost, RequestsTooLong, ScoreRequest
 from rti_exp.types import Completion
 
 Request = TypeVar("Request")
@@ -20,13 +23,28 @@ class TooLong:
     why: str
 
 
-def generate_fitting(engine: Engine, requests: Sequence[GenerateRequest]) -> list[Completion | TooLong]:
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """In place of the completion of a request that was lost."""
+
+    why: str
+
+
+def generate_fitting(engine: Engine, requests: Sequence[GenerateRequest]) -> list[Completion | TooLong | Lost]:
     """`engine.generate`, in the order of `requests`.
 
     Raises:
-        EngineUnavailable: the engine stayed down.
+        EngineUnavailable: the engine stayed down, so that all requests are lost.
     """
-    return _fitting(engine.generate, requests)
+
+    def generate(fitting: Sequence[GenerateRequest]) -> list[Completion | Lost]:
+        try:
+            return [*engine.generate(fitting)]
+        except RequestsLost as error:
+            reasons = {index: Lost(why) for index, why in error.reasons.items()}
+            return [error.answered.get(index) or reasons[index] for index in range(len(fitting))]
+
+    return _fitting(generate, requests)
 
 
 def score_fitting(engine: Engine, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...] | TooLong]:

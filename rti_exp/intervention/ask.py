@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rti_exp.engines.base import Engine, GenerateRequest, Sampling
-from rti_exp.engines.fitting import TooLong, generate_fitting
+from rti_exp.engines.fitting import Lost, TooLong, generate_fitting
 from rti_exp.intervention.answers import Unreadable
 from rti_exp.rollout.render import Renderer
 from rti_exp.settings import RoleSettings
@@ -28,11 +28,12 @@ class Question:
 class Answer(Generic[Value]):
     """`text` is the last try's; `value` is None when it could not be read.
 
-    `text` is the reason in brackets if the question was too long to be asked.
+    `text` is the reason in brackets if the question was too long to be asked, or `lost`: its engine gave no answer.
     """
 
     text: str
     value: Value | None
+    lost: bool = False
 
 
 def ask(
@@ -71,6 +72,9 @@ def ask(
         for index, completion in zip(open_questions, generate_fitting(engine, requests), strict=True):
             if isinstance(completion, TooLong):
                 answers[index] = Answer(text=f"[not asked: {completion.why}]", value=None)
+                continue
+            if isinstance(completion, Lost):
+                answers[index] = Answer(text=f"[lost: {completion.why}]", value=None, lost=True)
                 continue
             answers[index] = _answer(completion, read, renderer)
             if answers[index].value is None:

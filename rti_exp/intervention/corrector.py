@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rti_exp.engines.base import Engine, GenerateRequest, Sampling
-from rti_exp.engines.fitting import TooLong, generate_fitting
+from rti_exp.engines.fitting import Lost, TooLong, generate_fitting
 from rti_exp.intervention.case import Case
 from rti_exp.intervention.prompts import is_closed, role_message, with_request
 from rti_exp.rollout.render import Renderer
@@ -50,9 +50,10 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class NoCorrection:
-    """Nothing usable was written."""
+    """Nothing usable was written; `unavailable` if that is the engine's fault."""
 
     why: str
+    unavailable: bool = False
 
 
 class Corrector(Protocol):
@@ -89,8 +90,8 @@ class SelfCorrector:
         prompts = [correction_prompt(rewrite, self.prompt, self.renderer) for rewrite in rewrites]
         completions = _draw(self.engine, self.renderer, prompts, rewrites, self.settings)
         return [
-            NoCorrection(completion.why)
-            if isinstance(completion, TooLong)
+            _nothing(completion)
+            if isinstance(completion, TooLong | Lost)
             else _correction(prompt, completion.token_ids, self.renderer, source="self")
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
@@ -139,9 +140,11 @@ class TeacherCorrector:
         ids += self.renderer.action_ids(case.turns[step].message.content)
         return with_request(ids, rewrite.request(self.prompt), self.renderer)
 
-    def _for_policy(self, prompt_ids: tuple[int, ...], completion: Completion | TooLong) -> Correction | NoCorrection:
-        if isinstance(completion, TooLong):
-            return NoCorrection(completion.why)
+    def _for_policy(
+        self, prompt_ids: tuple[int, ...], completion: Completion | TooLong | Lost
+    ) -> Correction | NoCorrection:
+        if isinstance(completion, TooLong | Lost):
+            return _nothing(completion)
         ids = completion.token_ids
         if not self.same_tokenizer:
             # Looked at here, in the teacher's ids: the policy's stop ids mean something else there.
@@ -156,13 +159,17 @@ def correction_prompt(rewrite: Rewrite, prompt: RolePrompt, renderer: Renderer) 
     return with_request(rewrite.case.ids_through(rewrite.step), rewrite.request(prompt), renderer)
 
 
+def _nothing(completion: TooLong | Lost) -> NoCorrection:
+    return NoCorrection(completion.why, unavailable=isinstance(completion, Lost))
+
+
 def _draw(
     engine: Engine,
     renderer: Renderer,
     prompts: Sequence[tuple[int, ...]],
     rewrites: Sequence[Rewrite],
     settings: SamplingSettings,
-) -> list[Completion | TooLong]:
+) -> list[Completion | TooLong | Lost]:
     if not rewrites:
         return []
     sampling = Sampling(temperature=settings.temperature, max_tokens=settings.max_tokens, stop_ids=renderer.stop_ids)

@@ -69,6 +69,9 @@ class Validator:
 def _read(scan: _Scan, answers: Sequence[tuple[int, Answer[tuple[bool, str]]]]) -> None:
     for step, answer in answers:
         scan.answers.append(answer.text)
+        if answer.lost:
+            scan.verdict = Verdict(kind="unavailable", reason=answer.text, answers=tuple(scan.answers))
+            return
         if answer.value is None:
             scan.verdict = Verdict(kind="no_verdict", answers=tuple(scan.answers))
             return

@@ -7,7 +7,7 @@ import enum
 import time
 from collections.abc import Mapping
 
-from rti_exp.engines.base import EngineUnavailable
+from rti_exp.engines.base import EngineUnavailable, EngineUnusable
 
 MAX_DETAIL = 300
 """Characters of a server's own words that are kept."""
@@ -57,8 +57,8 @@ class RemoteFailure(EngineUnavailable):
         return self.cause in RETRIED
 
 
-class RemoteDown(RuntimeError):
-    """Too much is lost for the job to go on. No `EngineUnavailable`: it must end the job."""
+class RemoteDown(EngineUnusable):
+    """Too much is lost for the job to go on, or the endpoint refuses us."""
 
 
 def classified(error: Exception, seconds: float) -> RemoteFailure:
