@@ -1,0 +1,60 @@
+"""The benchmark as an `Environment`: one category, its 200 tasks, and which of them are held out."""
+
+from __future__ import annotations
+
+from rti_exp.envs.bfcl.data import CATEGORIES, entries
+from rti_exp.envs.bfcl.episode import BfclEpisode
+from rti_exp.envs.extras import require
+from rti_exp.types import Task
+
+# What bfcl-eval names as its requirements is for calling hosted models, pins versions of years ago, and is not needed.
+INSTALL = "pip install 'rti-exp[bfcl]' && pip install --no-deps 'bfcl-eval>=2026.3.23'"
+
+
+class Bfcl:
+    """One multi-turn category of BFCL v4.
+
+    The benchmark has no training split. Task number i is held out where i + 1 is a multiple of `heldout_every`; the
+    categories share their scenarios by number, so that training on one never sees another's held-out scenario.
+
+    Args:
+        category: one out of `CATEGORIES`.
+        heldout_every: 4 holds out 50 of 200; 1 holds out all and leaves none to train on: the benchmark as published.
+        max_steps: assistant turns with tool calls for one user turn; one more fails the task, as in the benchmark.
+        max_turns: assistant turns an episode may take.
+
+    Raises:
+        SettingsError: `bfcl-eval` is not installed.
+        ValueError: a value without sense.
+    """
+
+    def __init__(
+        self, *, category: str = "base", heldout_every: int = 4, max_steps: int = 20, max_turns: int = 60
+    ) -> None:
+        if category not in CATEGORIES:
+            raise ValueError(f"env.category={category!r}: must be one of {', '.join(CATEGORIES)}")
+        for name, value in (("heldout_every", heldout_every), ("max_steps", max_steps), ("max_turns", max_turns)):
+            if value < 1:
+                raise ValueError(f"env.{name}={value}: must be an integer >= 1")
+        require(("bfcl_eval", "mpmath"), purpose=f"env=bfcl_{category}", install=INSTALL)
+        self.max_turns = max_turns
+        self._category = category
+        self._heldout_every = heldout_every
+        self._max_steps = max_steps
+
+    def tasks(self, split: str) -> list[Task]:
+        if split not in ("train", "heldout"):
+            raise ValueError(f'no split {split!r} of BFCL: use "train" or "heldout"')
+        return [
+            Task(
+                id=entry["id"],
+                family=f"bfcl_{self._category}",
+                split=split,
+                payload={"entry": entry, "reference": reference},
+            )
+            for number, (entry, reference) in enumerate(entries(self._category))
+            if ((number + 1) % self._heldout_every == 0) == (split == "heldout")
+        ]
+
+    def start(self, task: Task) -> BfclEpisode:
+        return BfclEpisode(task, max_steps=self._max_steps)
