@@ -12,23 +12,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from rti_exp.build import check_parts
-from rti_exp.config import Config, check
+from rti_exp.config import check
 from rti_exp.loggers import check_logger
-from rti_exp.runs import (
-    RunUnwritable,
-    death_record,
-    read_status,
-    settle,
-)
+from rti_exp.runs import RunUnwritable, death_record, read_status, settle
 from rti_exp.settings import SettingsError
 from rti_exp.sweep_display import Display
+from rti_exp.sweep_jobs import Job, identity, progress, take_over
 from rti_exp.swept import key_of, study_name, swept_keys, value_at
 
 CHILD = (sys.executable, "-m", "rti_exp.train")
@@ -39,34 +34,6 @@ MANY = 10
 """Checking more configs than these takes long enough to be told."""
 GRACE_SECONDS = 20.0
 """How long children may take to end after an interrupt before they are killed."""
-
-
-@dataclass(slots=True)
-class Job:
-    """One run of the sweep. `state`: new, continue or done before it starts; then running; then as it ended."""
-
-    overrides: tuple[str, ...]
-    config: Config
-    directory: Path
-    state: str
-    iterations_done: int = 0
-    arm: dict[str, Any] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = None
-    started: float = 0.0
-    error: str | None = None
-
-    @property
-    def iterations(self) -> int:
-        return self.config.run.max_iterations
-
-    @property
-    def seed(self) -> int:
-        return self.config.run.seed
-
-    @property
-    def name(self) -> str:
-        parts = [f"{key}={value}" for key, value in self.arm.items()]
-        return " ".join([*parts, f"seed={self.seed}"])
 
 
 class Sweep:
@@ -115,7 +82,7 @@ class Sweep:
                 continue
             texts = {key_of(override): override.partition("=")[2] for override in overrides}
             arm = {key: value_at(config.plain, key, texts.get(key, "")) for key in keys if key != "seed"}
-            state, done = _progress(directory, config)
+            state, done = progress(directory, config)
             jobs[directory] = Job(
                 overrides=(*overrides, *(() if config.top.study else (f"study={study}",))),
                 config=config,
@@ -141,6 +108,7 @@ class Sweep:
             RunUnwritable: a run's folder cannot be made or written.
             KeyboardInterrupt: the children have been ended.
         """
+        take_over([job for job in self.unfinished if job.state == "new" and not job.config.top.fresh])
         display = Display(self)
         display.announce()
         waiting = self.unfinished
@@ -219,19 +187,8 @@ class Sweep:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(job.process.pid, signal.SIGKILL)
                 job.process.wait()
-            settle(job.directory, state="interrupted", error=None, identity=_identity(job))
+            settle(job.directory, state="interrupted", error=None, identity=identity(job))
             job.state = "interrupted"
-
-
-def _progress(directory: Path, config: Config) -> tuple[str, int]:
-    """new, continue or done, and the iterations done so far."""
-    status = read_status(directory)
-    if config.top.fresh or status is None:
-        return "new", 0
-    done = int(status.get("iterations_done") or 0)
-    if status["state"] == "done":
-        return "done", done
-    return ("continue" if done else "new"), done
 
 
 def _swept(error: str, overrides: Sequence[str]) -> str:
@@ -259,7 +216,7 @@ def _ended(job: Job, code: int, status: Mapping[str, Any], *, own: bool) -> tupl
         error = status.get("error")
         return status["state"], f"{error['type']}: {error['message']}" if error else None
     record = death_record(*_death(code), log=job.directory / "job.log")
-    settle(job.directory, state="failed", error=record, identity=_identity(job))
+    settle(job.directory, state="failed", error=record, identity=identity(job))
     told = [line for line in record["traceback"].splitlines() if line.strip()]
     last = f"; it last said: {told[-1].strip()[:300]}" if told and code > 0 else ""
     return "failed", f"{record['type']}: {record['message']}{last}"
@@ -273,15 +230,6 @@ def _death(code: int) -> tuple[str, str]:
     if code == 0:
         return "Vanished", "the process ended with exit code 0 before the run was done"
     return "Exited", f"the process ended with exit code {code}"
-
-
-def _identity(job: Job) -> dict[str, Any]:
-    return {
-        "run_key": job.config.key,
-        "study": job.directory.parent.name,
-        "overrides": list(job.overrides),
-        "seed": job.seed,
-    }
 
 
 @contextlib.contextmanager

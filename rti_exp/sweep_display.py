@@ -23,7 +23,8 @@ from rti_exp.analysis.text import plain_text
 from rti_exp.runs import load_runs
 
 if TYPE_CHECKING:
-    from rti_exp.sweep import Job, Sweep
+    from rti_exp.sweep import Sweep
+    from rti_exp.sweep_jobs import Job
 
 SECONDS_PER_ITERATION = 2.0
 """Of one RL iteration of the default config on one core with its share of the start and of the evaluations, for the

@@ -233,3 +233,37 @@ def test_what_to_type_next_can_be_pasted(tmp_path: Path) -> None:
     lines = next_commands(study)
     assert lines[1] == f"  python -m rti_exp.report 'a b' --runs-root '{study.parent}'"
     assert lines[3] == f"  python -m wandb sync '{study}'/*/wandb/offline-run-*"
+
+
+def test_what_is_done_in_another_study_is_taken_from_there(
+    plan: Callable[[Sequence[Sequence[str]]], Sweep], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = plan([["study=first", "gate.delta=5"], ["study=first", "gate.delta=0"]])
+    assert first.run() == 0
+    source = first.jobs[0].directory
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in source.iterdir() if path.is_file()}
+    capsys.readouterr()
+    second = plan([["study=second", "gate.delta=5"], ["study=second", "gate.delta=20"]])
+    assert second.run() == 0
+    assert "1 done already in first, taken from there (fresh=true runs them anew)" in capsys.readouterr().out
+    taken, run = second.jobs
+    assert not (taken.directory / "job.log").exists() or taken.process is None
+    assert run.process is not None
+    status, own = read_status(source), read_status(taken.directory)
+    assert status is not None
+    assert own is not None
+    assert own["overrides"][0] == "study=second"
+    assert {**status, "study": "second", "overrides": own["overrides"], "taken_from": "first"} == own
+    assert (taken.directory / "metrics.jsonl").read_bytes() == (source / "metrics.jsonl").read_bytes()
+    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in source.iterdir() if path.is_file()} == before
+    again = plan([["study=second", "gate.delta=5", "fresh=true"]])
+    assert again.run() == 0
+    assert again.jobs[0].process is not None
+    assert (source / "metrics.jsonl").read_bytes() == before[source / "metrics.jsonl"][1]
+
+
+def test_a_failed_run_of_another_study_is_run_anew(plan: Callable[[Sequence[Sequence[str]]], Sweep]) -> None:
+    assert plan([["study=first", "prompts.validator.text=raise"]]).run() == 1
+    second = plan([["study=second", "prompts.validator.text=raise"]])
+    assert second.run() == 1
+    assert second.jobs[0].process is not None

@@ -14,7 +14,17 @@ import rti_exp
 PACKAGE = Path(rti_exp.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("types", "settings", "randomness", "jsonlines"),
-    ("runs", "paths", "typed", "swept", "group_settings", "algorithm_settings", "chat_settings", "remote_settings"),
+    (
+        "runs",
+        "paths",
+        "typed",
+        "swept",
+        "group_settings",
+        "algorithm_settings",
+        "chat_settings",
+        "remote_settings",
+        "models",
+    ),
     ("config", "composing", "objective", "envs", "engines"),
     ("rollout",),
     ("intervention",),
@@ -24,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("callbacks",),
     ("analysis", "pretraining", "loggers", "fixed_probe", "town_probe", "verifier_audit", "players", "trainer"),
     ("build",),
-    ("sweep_display", "sweep"),
+    ("sweep_display", "sweep_jobs", "sweep"),
     ("job", "launcher"),
     ("train", "evaluate", "report", "play", "warmstart", "roles", "compute", "wandb_report"),
 )

@@ -14,6 +14,7 @@ Nothing here imports torch. `python -m rti_exp.runs` lists runs.
 """
 
 from rti_exp.jsonlines import read_lines, write_atomically
+from rti_exp.runs.adopt import adopt, done_elsewhere
 from rti_exp.runs.records import RunRecord, load_run, load_runs, read_config
 from rti_exp.runs.run import Run
 from rti_exp.runs.status import (
@@ -43,7 +44,9 @@ __all__ = [
     "RunLocked",
     "RunRecord",
     "RunUnwritable",
+    "adopt",
     "death_record",
+    "done_elsewhere",
     "error_record",
     "is_done",
     "is_held",
