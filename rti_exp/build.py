@@ -16,6 +16,7 @@ from hydra.utils import instantiate
 from rti_exp.algorithm_settings import CORRECTED, LuffySettings, teacher_path
 from rti_exp.config import Config, Part, check_files
 from rti_exp.envs.base import Environment
+from rti_exp.envs.isolated import IsolatedEnvironment
 from rti_exp.group_settings import CorrectorSettings, verifier_settings
 from rti_exp.paths import policy_folder
 from rti_exp.players import Player, collector, same_tokenizer, teacher_rollouts
@@ -41,15 +42,18 @@ def make(part: Part, **objects: Any) -> Any:
     return instantiate({"_target_": part.target, "_partial_": True, "_convert_": "all"})(**objects)
 
 
-def environment(config: Config) -> Environment:
-    """Imports no torch with the embedded world.
+def environment(config: Config, *, isolated: bool = True) -> Environment:
+    """Imports no torch with the embedded world. With `env.timeout` it is in a process of its own, if `isolated`.
 
     Raises:
         SettingsError: an option without sense.
     """
     options = _options(config.env)
     try:
-        return make(config.env, **options)
+        if config.env_timeout is None or not isolated:
+            return make(config.env, **options)
+        assert config.env.target is not None
+        return IsolatedEnvironment(config.env.target, options, timeout=config.env_timeout)
     except ValueError as error:
         raise SettingsError(str(error)) from error
 
@@ -72,7 +76,12 @@ def check_parts(config: Config) -> None:
 
 def _training_tasks(config: Config) -> int:
     try:
-        return len(environment(config).tasks("train"))
+        world = environment(config)
+        try:
+            return len(world.tasks("train"))
+        finally:
+            if isinstance(world, IsolatedEnvironment):
+                world.close()
     except SettingsError:
         raise
     except Exception as error:  # code of others
@@ -159,7 +168,7 @@ def teacher(config: Config, policy: Player, device: torch.device) -> Player | No
     return made
 
 
-def probe(config: Config, run: Run | None, world: Environment, policy: Player) -> Callback | None:
+def probe(config: Config, run: Run | None, policy: Player) -> Callback | None:
     """None for `probe=none`.
 
     Raises:
@@ -177,6 +186,7 @@ def interventions(
     config: Config, world: Environment, policy: Player, rollouts: Collector, device: torch.device
 ) -> Interventions | None:
     """None without a corrector: then no group is looked at, and the method is GRPO."""
+    world = environment(config, isolated=False)
     from rti_exp.intervention.pipeline import Interventions
 
     writer = corrector(config, policy, device)
@@ -236,7 +246,7 @@ def experiment(config: Config, run: Run | None, *, directory: Path) -> Experimen
         evaluation=config.evaluation,
         decode=policy.renderer.text,
         recorder_every=config.recorder.every,
-        probe=probe(config, run, world, policy),
+        probe=probe(config, run, policy),
     )
     rollouts = collector(config, world, policy)
     trained = trainer(config, callbacks)
@@ -266,5 +276,6 @@ def experiment(config: Config, run: Run | None, *, directory: Path) -> Experimen
 def run_logger(config: Config, run: Run) -> RunLogger | None:
     """None for `logger=none`."""
     return (
+        limits=config.limits,
         None if config.logger.target is None else make(config.logger, config=config, run=run, **_options(config.logger))
     )

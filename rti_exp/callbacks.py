@@ -14,6 +14,7 @@ from pytorch_lightning import Callback, LightningDataModule, LightningModule, Tr
 
 from rti_exp.checkpoints import latest_valid_checkpoint, save_checkpoint
 from rti_exp.distributed import gather_from_ranks, interleave
+from rti_exp.gathering import require_valid
 from rti_exp.learner import RTIModule
 from rti_exp.metrics import mean, success_count
 from rti_exp.objective.passk import pass_at_k
@@ -136,6 +137,7 @@ class EvaluationCallback(Callback):
         # What the engine has stored now would change the shapes of its next batches, and so the last digits.
         module.engine.sync(module.policy_version)
         groups = interleave(gather_from_ranks(groups))
+        require_valid(groups, f"evaluation after iteration {module.iteration}", module.limits)
         row = evaluation_row(module.iteration, groups, self.settings.samples, module.success_threshold)
         if self.run is not None:
             self.run.append_metrics(row)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from rti_exp.algorithm_settings import ALGORITHM_SETTINGS, teacher_path
 from rti_exp.group_settings import (
     BudgetSettings,
     CorrectorSettings,
+    LimitSettings,
     LocalEngineSettings,
     PolicySettings,
     ProbeSettings,
@@ -46,8 +48,10 @@ from rti_exp.settings import (
 )
 from rti_exp.typed import likely, signature_class, typed, unknown_key
 
-VOLATILE = ("study", "runs_root", "fresh", "size", "logger", "trainer")
-"""Keys that do not make another run: where it is kept, who is told, on what it is computed."""
+VOLATILE = ("study", "runs_root", "fresh", "size", "logger", "trainer", "limits")
+"""Keys that do not make another run: where it is kept, who is told, on what it is computed, when it is given up."""
+TIMEOUT = "timeout"
+"""The key of `env` that is no option of the environment: seconds that one call into it may take."""
 SECRET_KEY = re.compile(r"api_?key|secret|password|(^|_)token$", re.IGNORECASE)
 ENVIRONMENT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 
@@ -75,10 +79,13 @@ class Config:
     prompts: PromptSettings
     recorder: RecorderSettings
     budget: BudgetSettings
+    limits: LimitSettings
     trainer: TrainerSettings
     policy: PolicySettings
     engine: Part
     env: Part
+    env_timeout: float | None
+    """Seconds that one call into the environment may take; None: it runs in this process, unbounded."""
     validator: Part
     corrector: Part
     verifier: Part
@@ -100,6 +107,7 @@ GROUPS: dict[str, tuple[str, type]] = {
     "prompts": ("prompts", PromptSettings),
     "recorder": ("recorder", RecorderSettings),
     "budget": ("budget", BudgetSettings),
+    "limits": ("limits", LimitSettings),
     "trainer": ("trainer", TrainerSettings),
     "policy": ("policy", PolicySettings),
 }
@@ -132,6 +140,7 @@ def check(cfg: DictConfig) -> Config:
     assert isinstance(raw, dict)
     nodes: dict[str, Any] = {str(key): value for key, value in raw.items()}
     _refuse_secrets(nodes)
+    nodes.setdefault("limits", {})  # a run of before there were any
     known = [*_names(RunSettings), *_names(TopSettings), *GROUPS, *PARTS]
     for key in nodes:
         if key not in known:
@@ -145,10 +154,24 @@ def check(cfg: DictConfig) -> Config:
     run = typed(RunSettings, _only(nodes, RunSettings), "")
     top = typed(TopSettings, _only(nodes, TopSettings), "")
     made: dict[str, Any] = {attribute: typed(cls, nodes[key], key) for key, (attribute, cls) in GROUPS.items()}
-    parts: dict[str, Any] = {key: _part(key, nodes[key], cls) for key, cls in PARTS.items()}
+    timeout = _timeout(nodes["env"].get(TIMEOUT))
+    options = {name: value for name, value in nodes["env"].items() if name != TIMEOUT}
+    parts: dict[str, Any] = {
+        key: _part(key, options if key == "env" else nodes[key], cls) for key, cls in PARTS.items()
+    }
     plain = _plain(nodes, run, top, made, parts)
+    plain["env"][TIMEOUT] = timeout
     key = run_key(_identity(plain))
-    return Config(run=run, top=top, plain=plain, key=key, **made, **parts)
+    return Config(run=run, top=top, env_timeout=timeout, plain=plain, key=key, **made, **parts)
+
+
+def _timeout(value: Any) -> float | None:
+    if value is None:
+        return None
+    number = not isinstance(value, bool) and isinstance(value, int | float)
+    if not (number and math.isfinite(value) and value > 0):
+        raise SettingsError(f"env.{TIMEOUT}={value!r}: must be a number of seconds > 0, or null (no bound)")
+    return float(value)
 
 
 def _part(key: str, node: Mapping[str, Any], cls: type | Mapping[str, type] | None) -> Part:
@@ -249,4 +272,6 @@ def _data(settings: Any) -> Any:
 def _identity(plain: Mapping[str, Any]) -> dict[str, Any]:
     identity = {key: value for key, value in plain.items() if key not in VOLATILE}
     identity["precision"] = plain["trainer"]["precision"]
+    identity["env"] = {key: value for key, value in plain["env"].items() if key != TIMEOUT}
+    identity["policy"] = _without_defaults(plain["policy"], PolicySettings(), kept=("path", "dtype"))
     return identity

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -10,10 +11,11 @@ import torch
 
 from rti_exp.distributed import rank, sum_over_ranks, world_size
 from rti_exp.engines.base import Engine
+from rti_exp.group_settings import LimitSettings
 from rti_exp.metrics import Stopwatch
 from rti_exp.objective.algorithm import Algorithm
 from rti_exp.tasks import IterationTasks
-from rti_exp.types import Group, Task
+from rti_exp.types import Group, Outcome, Task
 
 
 class Rollouts(Protocol):
@@ -168,17 +170,48 @@ def _add_up(totals: dict[str, int], more: Mapping[str, int]) -> None:
 
 
 class EnvironmentDownError(RuntimeError):
-    """Not one rollout of an iteration was valid: the environment is broken, and there is nothing to train on."""
+    """Too few rollouts were valid: the environment is broken, and what is left is no fair sample."""
 
 
-def require_valid(groups: Sequence[Group], iteration: int) -> None:
+class RolesDownError(RuntimeError):
+    """Too few attempts had a usable answer of each role: the method is not what it is called."""
+
+
+USELESS = (Outcome.NO_VERDICT, Outcome.NO_CORRECTION, Outcome.NO_CHECK, Outcome.ROLE_FAILED)
+"""Outcomes of roles that answered prose or nothing, or raised; not of an engine that is down."""
+FEW_ATTEMPTS = 20
+"""A share of fewer attempts than these says too little to end a run, unless a role raises for all of them."""
+
+
+def require_valid(groups: Sequence[Group], when: str, limits: LimitSettings) -> None:
     """
+    Args:
+        when: For the message, as in "iteration 3".
+
     Raises:
-        EnvironmentDownError: every rollout of `groups` is an infrastructure failure.
+        EnvironmentDownError: every rollout is an infrastructure failure, or more than `limits.env_failures` of them.
     """
     sampled = [trajectory for group in groups for trajectory in group.sampled]
-    if sampled and not any(trajectory.valid for trajectory in sampled):
+    broken = [trajectory for trajectory in sampled if not trajectory.valid]
+    if broken and (len(broken) == len(sampled) or len(broken) > limits.env_failures * len(sampled)):
         raise EnvironmentDownError(
-            f"iteration {iteration}: each of the {len(sampled)} rollouts is an infrastructure failure; "
-            f"the first: {sampled[0].error}"
+            f"{when}: {len(broken)} of {len(sampled)} rollouts are infrastructure failures, "
+            f"limits.env_failures is {limits.env_failures:g}; the first: {broken[0].error}"
+        )
+
+
+def require_usable_roles(groups: Sequence[Group], when: str, limits: LimitSettings) -> None:
+    """
+    Raises:
+        RolesDownError: more than `limits.role_failures` of the attempts, if they are enough, have such an outcome.
+    """
+    attempts = [one for group in groups for one in group.interventions if one.outcome is not Outcome.ROLE_UNAVAILABLE]
+    useless = Counter(one.outcome for one in attempts if one.outcome in USELESS)
+    enough = len(attempts) >= FEW_ATTEMPTS or useless[Outcome.ROLE_FAILED] == len(attempts)
+    if enough and useless.total() > limits.role_failures * len(attempts):
+        counted = ", ".join(f"{outcome} {count}" for outcome, count in sorted(useless.items()))
+        example = next((one.error for one in attempts if one.outcome in USELESS and one.error), None)
+        raise RolesDownError(
+            f"{when}: {useless.total()} of {len(attempts)} attempts have no usable answer of a role ({counted}), "
+            f"limits.role_failures is {limits.role_failures:g}" + (f"; the first error: {example}" if example else "")
         )

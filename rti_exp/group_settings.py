@@ -81,6 +81,22 @@ class RecorderSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSettings:
+    """What is too much of an infrastructure that fails: above it the run fails, rather than train on what is left."""
+
+    env_failures: float = 0.5
+    """Share of the rollouts of an iteration or an evaluation that may be infrastructure failures."""
+    role_failures: float = 0.9
+    """Share of an iteration's attempts that may end without a usable answer of a role: no_verdict, no_correction,
+    no_check, role_failed. Attempts of an engine that is down (role_unavailable) are not counted. 1: any."""
+
+    def __post_init__(self) -> None:
+        for name in ("env_failures", "role_failures"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise SettingsError(f"limits.{name}={getattr(self, name)}: must be in [0, 1]")
+
+
 class BudgetSettings:
     tokens: float = math.inf
     """Tokens generated and scored, roles and teachers included, after which training ends."""

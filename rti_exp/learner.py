@@ -22,7 +22,17 @@ from rti_exp.batch import Batch, micro_batches, mini_batches, trained_tokens, tr
 from rti_exp.distributed import gather_from_ranks, max_over_ranks, sum_over_ranks, world_size
 from rti_exp.engines.base import Engine
 from rti_exp.forward import TrainedPositions
-from rti_exp.gathering import Gathered, Gatherer, Intervening, Rollouts, Teaching, has_signal, require_valid
+from rti_exp.gathering import (
+    Gathered,
+    Gatherer,
+    Intervening,
+    Rollouts,
+    Teaching,
+    has_signal,
+    require_usable_roles,
+    require_valid,
+)
+from rti_exp.group_settings import LimitSettings
 from rti_exp.metrics import IterationReport, Stopwatch, UpdateStats, iteration_metrics, mean, merged
 from rti_exp.objective.algorithm import Algorithm, LossStats
 from rti_exp.settings import RunSettings, UpdateSettings
@@ -61,6 +71,7 @@ class RTIModule(LightningModule):
         token_budget: Training is finished once so many tokens are spent.
         accepted_budget: Training goes on without interventions once so many corrections are accepted.
 
+        limits: What share of rollouts and of attempts may fail.
     Attributes:
         iteration: RL iterations done.
         policy_version: Iterations that changed the weights.
@@ -88,6 +99,7 @@ class RTIModule(LightningModule):
         token_budget: float = math.inf,
         accepted_budget: float = math.inf,
     ) -> None:
+        limits: LimitSettings | None = None,
         super().__init__()
         self.automatic_optimization = False
         self.model = model
@@ -103,6 +115,7 @@ class RTIModule(LightningModule):
         self.token_budget = token_budget
         self.accepted_budget = accepted_budget
         self.reference = (reference or _frozen_copy(model)) if algorithm.needs_reference else None
+        self.limits = limits or LimitSettings()
         self._policy_forward = TrainedPositions(model)
         self._reference_forward = TrainedPositions(self.reference) if self.reference is not None else None
         self.iteration = 0
@@ -131,7 +144,7 @@ class RTIModule(LightningModule):
 
         Raises:
             DivergedError: a loss or gradient norm is not finite.
-            EnvironmentDownError: every rollout of the iteration is an infrastructure failure.
+            EnvironmentDownError, RolesDownError: more failed than `limits` allows.
             EngineUnavailable: the policy's engine stayed down.
             RuntimeError: the tasks are another iteration's (only one of module and data was restored).
         """
@@ -150,7 +163,8 @@ class RTIModule(LightningModule):
                 self.iteration = iteration
                 self.updating = False
         report = self._report(gathered, update, stopwatch)
-        require_valid(report.groups, iteration)
+        require_valid(report.groups, f"iteration {iteration}", self.limits)
+        require_usable_roles(report.groups, f"iteration {iteration}", self.limits)
         self.tokens_spent += sum(report.tokens.values())
         self.last_groups = list(report.groups)
         self.last_metrics = iteration_metrics(report, update, success_threshold=self.success_threshold)

@@ -59,10 +59,14 @@ class Outcome(enum.StrEnum):
     it or for its prompt in a model; `error` says which."""
     ROLE_UNAVAILABLE = "role_unavailable"
     """The engine of a role stayed down; the attempt is lost, the run goes on."""
+    ROLE_FAILED = "role_failed"
+    """A role raised; `error` says what."""
     UNCHANGED = "unchanged"
     LEAKED = "leaked"
     MISSES_REQUIREMENT = "misses_requirement"
     IMPLAUSIBLE = "implausible"
+    NO_CHECK = "no_check"
+    """No check said no, but the answer of one could not be read."""
     TOO_PERPLEXING = "too_perplexing"
     REPLAY_MISMATCH = "replay_mismatch"
     CONTINUATION_FAILED = "continuation_failed"
@@ -199,9 +203,12 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The validator's answer for one trajectory. `step` is set exactly when `kind` is "harmful"."""
+    """The validator's answer for one trajectory. `step` is set exactly when `kind` is "harmful".
 
-    kind: Literal["harmful", "no_fault", "no_verdict"]
+    "unavailable": its engine lost a question, and `reason` says why.
+    """
+
+    kind: Literal["harmful", "no_fault", "no_verdict", "unavailable"]
     step: int | None = None
     reason: str = ""
     answers: tuple[str, ...] = ()
@@ -223,12 +230,14 @@ class Correction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One verifier check. `passed` is None when the answer could not be read (counts as not passed)."""
+    """One verifier check. `passed` is None when the answer could not be read (counts as not passed), or was `lost`."""
 
     name: Literal["gold", "leak", "plausible"]
     judge: str
     passed: bool | None
     answer: str = ""
+    lost: bool = False
+    """Its judge's engine gave no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

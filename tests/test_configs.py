@@ -125,7 +125,7 @@ def test_options_mirror_the_classes_they_are_for(composed: Composed) -> None:
     engine = inspect.signature(LocalEngine).parameters
     for entry in dataclasses.fields(LocalEngineSettings):
         assert engine[entry.name].default == entry.default
-    assert set(composed().env) - {"_target_"} == set(inspect.signature(Town).parameters)
+    assert set(composed().env) - {"_target_", "timeout"} == set(inspect.signature(Town).parameters)
 
 
 def test_help_lists_the_groups_and_options_that_there_are(composed: Composed) -> None:
@@ -175,6 +175,8 @@ def test_another_experiment_has_another_key(composed: Composed, override: str) -
         "verifier.checks=[plausible,gold,leak]",
         "gate.shadow=False",
         "seed=0",
+        "env.timeout=30",
+        "limits.env_failures=1",
     ],
 )
 def test_the_same_experiment_has_the_same_key(composed: Composed, override: str) -> None:
@@ -188,7 +190,7 @@ def test_infinities_are_one_job(composed: Composed) -> None:
 
 def test_the_key_does_not_depend_on_the_version_of_this_file() -> None:
     """Directories of finished runs are found again by it; a change of its making is a change of contract."""
-    assert {"study", "runs_root", "fresh", "logger", "trainer", "size"} == set(VOLATILE)
+    assert {"study", "runs_root", "fresh", "logger", "trainer", "size", "limits"} == set(VOLATILE)
 
 
 def test_the_plain_config_holds_plain_values(composed: Composed) -> None:
@@ -262,6 +264,10 @@ def test_quick_is_small_and_debug_smaller(composed: Composed) -> None:
         (["prompts.verifier.gold.role=tool"], r"^prompts\.verifier\.gold\.role='tool': must be"),
         (["gate={delta:5}", "+gate.extra={a:1}"], r"gate\.extra: unknown key; "),
         (["budget.tokens=0"], r"budget\.tokens=0\.0: must be a number > 0, or inf"),
+        (["limits.env_failures=1.5"], r"^limits\.env_failures=1\.5: must be in \[0, 1\]"),
+        (["env.timeout=0"], r"^env\.timeout=0: must be a number of seconds > 0, or null"),
+        (["env.timeout=inf"], r"^env\.timeout=inf: must be a number of seconds > 0, or null"),
+        (["env.timeout=soon"], r"^env\.timeout='soon': must be a number of seconds > 0, or null"),
         (["probe.cases=0"], r"probe\.cases=0: must be an integer >= 1"),
         (["+algorithm.n_prefix=1"], r"algorithm\.n_prefix: unknown key; "),
         (["algorithm=luffy", "algorithm.prefix_fraction=0"], r"algorithm\.prefix_fraction=0\.0: must be in \(0, 1\]"),

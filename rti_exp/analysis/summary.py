@@ -27,6 +27,8 @@ from rti_exp.types import Outcome
 SPLIT = "heldout"
 KS = (1, 8)
 OUTCOMES = tuple(outcome.value for outcome in Outcome)
+YOUNGER = ("role_failed", "no_check")
+"""Outcomes that runs of the first version do not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +130,12 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def funnel(metrics: pd.DataFrame) -> tuple[float, dict[str, float]]:
-    """Attempts and attempts by outcome over the given train rows."""
-    return _total(metrics, "funnel/attempts"), {name: _total(metrics, f"funnel/{name}") for name in OUTCOMES}
+    """Attempts and attempts by outcome over the given train rows; none of an outcome that there was not yet."""
+    attempts = _total(metrics, "funnel/attempts")
+    younger = dict.fromkeys(
+        (name for name in YOUNGER if f"funnel/{name}" not in metrics and "funnel/attempts" in metrics), 0.0
+    )
+    return attempts, {name: _total(metrics, f"funnel/{name}") for name in OUTCOMES} | younger
 
 
 def _states(study: Study, arm: str) -> dict[str, int]:

@@ -18,11 +18,12 @@ from rti_exp.intervention.case import Attempt, Case, opened
 from rti_exp.intervention.continuation import Continuation
 from rti_exp.intervention.corrector import Corrector, NoCorrection, Rewrite
 from rti_exp.intervention.gate import CorrectionScorer, calibration_engine, is_open
+from rti_exp.intervention.guarded import RoleFailed, answers_of
 from rti_exp.intervention.merge import merged, settle
 from rti_exp.intervention.meter import Meter
 from rti_exp.intervention.select import select
 from rti_exp.intervention.validator import Validator
-from rti_exp.intervention.verifier import OUTCOMES, Verifier, rejection
+from rti_exp.intervention.verifier import REJECTED, Verifier, rejection
 from rti_exp.rollout.collect import Collector
 from rti_exp.rollout.render import Renderer
 from rti_exp.settings import (
@@ -34,6 +35,13 @@ from rti_exp.settings import (
     SettingsError,
 )
 from rti_exp.types import Evidence, Group, Outcome, Verdict
+
+WITHOUT_FAULT = {
+    "no_fault": Outcome.NO_FAULT,
+    "no_verdict": Outcome.NO_VERDICT,
+    "unavailable": Outcome.ROLE_UNAVAILABLE,
+}
+"""The outcome of a case in which no harmful step was named, by the kind of its verdict."""
 
 
 class Interventions:
@@ -115,7 +123,7 @@ class Interventions:
             attempts = self._attempts(self._open(groups, iteration), self.corrector)
             self._verify([attempt for attempt in attempts if attempt.outcome is None])
         with self._meter.stage("score"):
-            self._scorer.score([attempt for attempt in attempts if attempt.outcome in (None, *OUTCOMES.values())])
+            self._scorer.score([attempt for attempt in attempts if attempt.outcome in (None, *REJECTED)])
             self._close_gate([attempt for attempt in attempts if attempt.outcome is None])
         with self._meter.stage("continue"):
             self._continuation.run([one for one in attempts if one.outcome is None or one.shadow], iteration)
@@ -150,7 +158,7 @@ class Interventions:
         attempts = [one for one in cases_or_lost if isinstance(one, Attempt)]
         cases = [one for one in cases_or_lost if isinstance(one, Case)]
         try:
-            verdicts = self.validator.judge(cases)
+            verdicts = answers_of(self.validator.judge, cases)
         except EngineUnavailable as error:
             lost = Verdict(kind="no_verdict")
             return attempts + [
@@ -159,25 +167,35 @@ class Interventions:
             ]
         harmful: list[Attempt] = []
         for case, verdict in zip(cases, verdicts, strict=True):
-            if verdict.kind == "harmful":
+            if isinstance(verdict, RoleFailed):
+                lost, outcome = Verdict(kind="no_verdict"), Outcome.ROLE_FAILED
+                attempts.append(Attempt(case=case, sample=0, verdict=lost, outcome=outcome, error=verdict.why))
+            elif verdict.kind == "harmful":
                 samples = range(self.settings.corrections)
                 harmful += [Attempt(case=case, sample=sample, verdict=verdict) for sample in samples]
             else:
-                outcome = Outcome.NO_FAULT if verdict.kind == "no_fault" else Outcome.NO_VERDICT
-                attempts.append(Attempt(case=case, sample=0, verdict=verdict, outcome=outcome))
+                error = verdict.reason if verdict.kind == "unavailable" else None
+                attempts.append(
+                    Attempt(case=case, sample=0, verdict=verdict, outcome=WITHOUT_FAULT[verdict.kind], error=error)
+                )
         _correct(harmful, corrector, self.rollout.max_tokens)
         return attempts + harmful
 
     def _verify(self, attempts: Sequence[Attempt]) -> None:
         try:
-            checks = self.verifier.check(attempts)
+            checks = answers_of(self.verifier.check, attempts)
         except EngineUnavailable as error:
             for attempt in attempts:
                 attempt.drop(Outcome.ROLE_UNAVAILABLE, str(error))
             return
         for attempt, made in zip(attempts, checks, strict=True):
+            if isinstance(made, RoleFailed):
+                attempt.drop(Outcome.ROLE_FAILED, made.why)
+                continue
             attempt.checks = made
             attempt.outcome = rejection(made)
+            if attempt.outcome is Outcome.ROLE_UNAVAILABLE:
+                attempt.error = next(check.answer for check in made if check.lost)
 
     def _close_gate(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:
@@ -197,15 +215,20 @@ class Interventions:
 
 
 def _correct(attempts: Sequence[Attempt], corrector: Corrector, max_tokens: int) -> None:
+    rewrites = [Rewrite.of(one.case, one.verdict, one.sample) for one in attempts]
     try:
-        corrections = corrector.correct([Rewrite.of(one.case, one.verdict, one.sample) for one in attempts])
+        corrections = answers_of(corrector.correct, rewrites)
     except EngineUnavailable as error:
         for attempt in attempts:
             attempt.drop(Outcome.ROLE_UNAVAILABLE, str(error))
         return
     for attempt, correction in zip(attempts, corrections, strict=True):
+        if isinstance(correction, RoleFailed):
+            attempt.drop(Outcome.ROLE_FAILED, correction.why)
+            continue
         if isinstance(correction, NoCorrection):
-            attempt.drop(Outcome.NO_CORRECTION, correction.why)
+            outcome = Outcome.ROLE_UNAVAILABLE if correction.unavailable else Outcome.NO_CORRECTION
+            attempt.drop(outcome, correction.why)
             continue
         attempt.correction = correction
         if len(correction.action_ids) > max_tokens:

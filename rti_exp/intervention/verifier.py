@@ -17,12 +17,13 @@ from rti_exp.types import Check, Outcome
 
 CheckName = Literal["gold", "leak", "plausible"]
 
-# If several checks fail, the first of these is the outcome.
+# If several checks say no, the first of these is the outcome.
 OUTCOMES: dict[CheckName, Outcome] = {
     "leak": Outcome.LEAKED,
     "gold": Outcome.MISSES_REQUIREMENT,
     "plausible": Outcome.IMPLAUSIBLE,
 }
+REJECTED = (*OUTCOMES.values(), Outcome.NO_CHECK)
 
 
 class Verifier:
@@ -83,7 +84,7 @@ class Verifier:
 
 
 def _asked(name: CheckName, answer: Answer[bool]) -> Check:
-    return Check(name=name, judge="policy", passed=answer.value, answer=answer.text)
+    return Check(name=name, judge="policy", passed=answer.value, answer=answer.text, lost=answer.lost)
 
 
 def leak_check(attempt: Attempt) -> Check:
@@ -94,6 +95,12 @@ def leak_check(attempt: Attempt) -> Check:
 
 
 def rejection(checks: Sequence[Check]) -> Outcome | None:
-    """The outcome of an attempt with these checks, None if all passed; unreadable (None) is not passed."""
-    failed = {check.name for check in checks if check.passed is not True}
-    return next((outcome for name, outcome in OUTCOMES.items() if name in failed), None)
+    """The outcome of an attempt with these checks, None if all passed.
+
+    A check that said no comes first; one that was lost, or is without a readable answer (None), is not passed either.
+    """
+    failed = {check.name for check in checks if check.passed is False}
+    said_no = next((outcome for name, outcome in OUTCOMES.items() if name in failed), None)
+    if said_no is not None or all(check.passed for check in checks):
+        return said_no
+    return Outcome.ROLE_UNAVAILABLE if any(check.lost for check in checks) else Outcome.NO_CHECK

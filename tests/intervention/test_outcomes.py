@@ -121,9 +121,9 @@ def test_rejected_by_the_verifier_and_scored_all_the_same(rejected, outcome):
     assert [kind for kind, _ in engine.calls] == ["judge", "rewrite", "gold+leak+plausible", "score"]
 
 
-def test_unreadable_check_is_the_outcome_of_that_check():
+def test_an_unreadable_check_is_no_rejection_but_an_outcome_of_its_own():
     checks = (PASSED[0], PASSED[1], Check(name="plausible", judge="policy", passed=None, answer="maybe"))
-    assert run(RoleEngine(plausible=fixed("maybe"))) == [expected(outcome=Outcome.IMPLAUSIBLE, checks=checks)]
+    assert run(RoleEngine(plausible=fixed("maybe"))) == [expected(outcome=Outcome.NO_CHECK, checks=checks)]
 
 
 def test_leak_rule_joins_the_policy():

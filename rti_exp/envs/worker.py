@@ -1,0 +1,103 @@
+"""The process that an environment with a time-out runs in: `python -m rti_exp.envs.worker READ WRITE LIFE`.
+
+It answers one line of JSON for each that it reads (`rti_exp.envs.isolated` is the other end), and ends with its
+parent, however that ended: a guard waits for the end of LIFE, which the parent alone holds open, and then kills
+the whole process group, what the environment has started included.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rti_exp.envs import wire
+from rti_exp.envs.base import Environment, Episode
+
+
+class Worker:
+    """An environment and its live episodes, by the numbers that the parent gave them."""
+
+    def __init__(self) -> None:
+        self.environment: Environment | None = None
+        self.episodes: dict[int, Episode] = {}
+        self.answers: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+            "make": self._make,
+            "tasks": self._tasks,
+            "start": self._start,
+            "fork": self._fork,
+            "step": self._step,
+            "state_hash": lambda call: str(self.episodes[call["episode"]].state_hash()),
+            "evidence": lambda call: wire.evidence_form(self.episodes[call["episode"]].evidence(call["level"])),
+        }
+
+    def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        for number in call.get("forget", ()):
+            self.episodes.pop(number, None)
+        try:
+            return {"value": self.answers[call["what"]](call)}
+        except BaseException as error:  # sys.exit of the environment's too: the parent is told, and asks again
+            return {"error": str(error), "type": type(error).__name__}
+
+    @property
+    def _made(self) -> Environment:
+        assert self.environment is not None
+        return self.environment
+
+    def _make(self, call: Mapping[str, Any]) -> Any:
+        module, _, name = call["target"].rpartition(".")
+        self.environment = getattr(importlib.import_module(module), name)(**call["options"])
+        return {"max_turns": self._made.max_turns}
+
+    def _tasks(self, call: Mapping[str, Any]) -> Any:
+        return [wire.task_form(task) for task in self._made.tasks(call["split"])]
+
+    def _start(self, call: Mapping[str, Any]) -> Any:
+        return self._keep(call["episode"], self._made.start(wire.task_of(call["task"])))
+
+    def _fork(self, call: Mapping[str, Any]) -> Any:
+        origin = self.episodes[call["origin"]]
+        return self._keep(call["episode"], origin.fork([wire.message_of(form) for form in call["messages"]]))
+
+    def _keep(self, number: int, episode: Episode) -> Any:
+        self.episodes[number] = episode
+        return wire.opening_form(episode.messages, episode.tools)
+
+    def _step(self, call: Mapping[str, Any]) -> Any:
+        return wire.result_form(self.episodes[call["episode"]].step(wire.message_of(call["message"])))
+
+
+def guard(life: int, *others: int) -> None:
+    """Leave a process behind that kills this process group once the parent is gone; it has none of `others`.
+
+    A process, not a thread: a call that never gives the interpreter back would stop a thread too.
+    """
+    if os.fork():
+        os.close(life)
+        return
+    for descriptor in others:
+        os.close(descriptor)
+    while os.read(life, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def main(read: int, write: int, life: int) -> None:
+    guard(life, read, write)
+    worker = Worker()
+    with open(read, "rb") as calls, open(write, "wb", buffering=0) as answers:
+        for line in calls:
+            answer = worker.answer(wire.from_line(line))
+            try:
+                sent = wire.to_line(answer)
+            except (TypeError, ValueError, RecursionError) as error:
+                sent = wire.to_line({"error": str(error), "type": type(error).__name__})
+            while sent:
+                sent = sent[answers.write(sent) :]
+
+
+if __name__ == "__main__":
+    main(*(int(text) for text in sys.argv[1:4]))

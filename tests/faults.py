@@ -1,0 +1,129 @@
+"""The town with a fault: environments that break in each way that a process can, for real.
+
+`FaultyTown(fault="hang", at="step", families=[...])` does it in every episode of the families in `of` (None: all), at
+the call `at`: make, tasks, start, messages, step, state_hash, evidence or fork. Imports no torch, so that a process
+for it begins quickly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rti_exp.envs.base import Episode, StepResult
+from rti_exp.envs.town import Town
+from rti_exp.types import Evidence, EvidenceLevel, Message, Task
+
+LONG = 3600.0
+
+
+def break_down(fault: str, note: str | None) -> None:
+    """Do it. `note` is a file that gets the process ids of what is left behind."""
+    if fault == "raise":
+        raise RuntimeError("the town is closed")
+    if fault == "hang":
+        time.sleep(LONG)
+    if fault == "spin":
+        while True:
+            pass
+    if fault == "hang with the interpreter's lock":
+        ctypes.PyDLL(None).sleep(int(LONG))
+    if fault == "hang with a child":
+        child = subprocess.Popen(["sleep", str(int(LONG))])
+        assert note is not None
+        Path(note).write_text(f"{os.getpid()} {child.pid}")
+        time.sleep(LONG)
+    if fault == "exit":
+        os._exit(7)
+    if fault == "sys.exit":
+        sys.exit(3)
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "memory":
+        resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+        _ = bytearray(2**31)
+    if fault == "say too much":
+        raise RuntimeError("x" * (65 * 2**20))
+
+
+class FaultyTown:
+    """See the module's docstring. `deaths` faults happen in all, counted in the file `note`; None: each time."""
+
+    def __init__(
+        self,
+        *,
+        fault: str = "none",
+        at: str = "step",
+        of: Sequence[str] | None = None,
+        note: str | None = None,
+        deaths: int | None = None,
+        families: Sequence[str] | None = None,
+        train_tasks: int = 2,
+        heldout_tasks: int = 1,
+        max_turns: int = 6,
+    ) -> None:
+        self.fault, self.at, self.of, self.note, self.deaths = fault, at, of, note, deaths
+        self.town = Town(train_tasks=train_tasks, heldout_tasks=heldout_tasks, families=families, max_turns=max_turns)
+        self.max_turns = max_turns
+        self.check("make", None)
+
+    def check(self, at: str, task: Task | None) -> None:
+        """Break, if this is where."""
+        if at != self.at or (task is not None and self.of is not None and task.family not in self.of):
+            return
+        if self.deaths is not None and self.note is not None:
+            path = Path(self.note)
+            died = path.read_text() if path.is_file() else ""
+            if len(died) >= self.deaths:
+                return
+            path.write_text(died + "x")
+        break_down(self.fault, self.note)
+
+    def tasks(self, split: str) -> list[Task]:
+        self.check("tasks", None)
+        return self.town.tasks(split)
+
+    def start(self, task: Task) -> FaultyEpisode:
+        self.check("start", task)
+        return FaultyEpisode(self, task, self.town.start(task))
+
+
+class FaultyEpisode:
+    def __init__(self, world: FaultyTown, task: Task, episode: Episode) -> None:
+        self.world, self.task, self.episode = world, task, episode
+
+    def _check(self, at: str) -> None:
+        self.world.check(at, self.task)
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        self._check("messages")
+        return self.episode.messages
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        return self.episode.tools
+
+    def step(self, message: Message) -> StepResult:
+        self._check("step")
+        return self.episode.step(message)
+
+    def evidence(self, level: EvidenceLevel) -> Evidence:
+        self._check("evidence")
+        return self.episode.evidence(level)
+
+    def state_hash(self) -> str:
+        self._check("state_hash")
+        return self.episode.state_hash()
+
+    def fork(self, messages: Sequence[Message]) -> FaultyEpisode:
+        self._check("fork")
+        return FaultyEpisode(self.world, self.task, self.episode.fork(messages))
