@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rti_exp.engines.remote.messages import BadReply, read_reply, to_chat, to_tools
+from rti_exp.engines.remote.messages import BadReply, FilteredReply, read_reply, to_chat, to_tools
 from rti_exp.types import Message, ToolCall
 from tests.faulty_server import completion
 
@@ -131,7 +131,15 @@ def test_stop_reasons_and_counts() -> None:
     assert (reply.stop_reason, reply.prompt_tokens, reply.completion_tokens, reply.cached_prompt_tokens) == (
         "length", 5, None, 2,
     )  # fmt: skip
-    assert read_reply(json.dumps(completion(finish_reason="content_filter"))).stop_reason == "content_filter"
+    with pytest.raises(FilteredReply):
+        read_reply(json.dumps(completion(finish_reason="content_filter")))
+
+
+def test_thinking_is_told_apart() -> None:
+    said = Message(role="assistant", content="yes", thinking="hm")
+    assert read(content="yes", message={"reasoning_content": "hm"}) == said
+    assert read(content="<think>\nhm\n</think>\n\nyes") == said
+    assert read(content="a <think>hm</think> yes").content == "a <think>hm</think> yes"
 
 
 def test_a_refusal_is_an_answer() -> None:

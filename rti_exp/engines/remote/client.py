@@ -15,7 +15,7 @@ from rti_exp.engines.remote.background import run
 from rti_exp.engines.remote.cache import ReplyCache
 from rti_exp.engines.remote.failures import Cause, RemoteDown, RemoteFailure, classified
 from rti_exp.engines.remote.ledger import Ledger, Usage
-from rti_exp.engines.remote.messages import BadReply, ReadReply, read_reply, to_chat, to_tools
+from rti_exp.engines.remote.messages import BadReply, FilteredReply, ReadReply, read_reply, to_chat, to_tools
 from rti_exp.engines.remote.pace import Pace
 from rti_exp.remote_settings import RemoteSettings
 from rti_exp.settings import SettingsError
@@ -35,7 +35,7 @@ class Reply:
     """One answer. Token counts are None where the endpoint gave none; `cost` is what it cost when it was made."""
 
     message: Message
-    stop_reason: Literal["stop", "length", "content_filter"]
+    stop_reason: Literal["stop", "length"]
     model: str
     prompt_tokens: int | None
     completion_tokens: int | None
@@ -257,6 +257,8 @@ class ChatModel:
                 )
                 text = self._scrubbed(raw.text)
             read = read_reply(text)
+        except FilteredReply as error:
+            raise RemoteFailure(Cause.REJECTED, str(error)) from None
         except BadReply as error:
             raise RemoteFailure(Cause.BAD_REPLY, self._scrubbed(str(error))) from None
         except Exception as error:  # the client's own errors, told apart here; others go on

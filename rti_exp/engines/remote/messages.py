@@ -21,12 +21,16 @@ class BadReply(ValueError):
     """The answer is not what the API says; the message says why."""
 
 
+class FilteredReply(BadReply):
+    """The endpoint's content filter withheld the answer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadReply:
     """An answer as it was read. Token counts are None where the endpoint gave none."""
 
     message: Message
-    stop_reason: Literal["stop", "length", "content_filter"]
+    stop_reason: Literal["stop", "length"]
     model: str
     prompt_tokens: int | None
     completion_tokens: int | None
@@ -120,13 +124,13 @@ def _object_of(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _stop_reason(reason: Any) -> Literal["stop", "length", "content_filter"]:
+def _stop_reason(reason: Any) -> Literal["stop", "length"]:
     if reason in ("stop", "tool_calls", "function_call"):
         return "stop"
     if reason == "length":
         return "length"
     if reason == "content_filter":
-        return "content_filter"
+        raise FilteredReply("the endpoint's content filter withheld the answer")
     raise BadReply(f"the answer is not finished: finish_reason is {str(reason)[:40]!r}")
 
 
@@ -145,7 +149,7 @@ def _message(message: Mapping[str, Any]) -> Message:
         raise BadReply("the answer's tool_calls are no list")
     if content is None and not calls and not isinstance(message.get("refusal"), str):
         raise BadReply("the answer's message has neither content nor tool calls")
-    text = encodable(content if content is not None else message.get("refusal") or "")
+    thinking, text = _thinking(message, encodable(content if content is not None else message.get("refusal") or ""))
     read: list[ToolCall] = []
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
@@ -155,8 +159,21 @@ def _message(message: Mapping[str, Any]) -> Message:
             read.append(ToolCall(name=encodable(function["name"]), arguments=_arguments(function.get("arguments"))))
         except ValueError as error:  # the model's mistake, not the endpoint's: the environment answers it
             shown = text or encodable(json.dumps(calls, ensure_ascii=False))
-            return Message(role="assistant", content=shown, malformed=f"The tool call's arguments {error}.")
-    return Message(role="assistant", content=text, tool_calls=tuple(read))
+            return Message(
+                role="assistant", content=shown, malformed=f"The tool call's arguments {error}.", thinking=thinking
+            )
+    return Message(role="assistant", content=text, tool_calls=tuple(read), thinking=thinking)
+
+
+def _thinking(message: Mapping[str, Any], text: str) -> tuple[str, str]:
+    """What the model thought, and the rest of its text: a field of its own, or tags at the start of the text."""
+    for name in ("reasoning_content", "reasoning"):
+        if isinstance(message.get(name), str):
+            return encodable(message[name]), text
+    before, ended, rest = text.partition("</think>")
+    if ended and before.lstrip().startswith("<think>"):
+        return before.lstrip().removeprefix("<think>").strip(), rest.lstrip()
+    return "", text
 
 
 def _arguments(text: Any) -> dict[str, Any]:

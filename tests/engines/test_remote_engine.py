@@ -1,0 +1,141 @@
+"""A remote model as an engine, and the ids that its conversations are spelled in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from rti_exp.engines.base import (
+    EngineUnavailable,
+    EngineUnusable,
+    GenerateRequest,
+    RequestsLost,
+    Sampling,
+    ScoreRequest,
+)
+from rti_exp.engines.fitting import Lost, generate_fitting
+from rti_exp.engines.remote.transcript import END, HEADERS, Transcript, messages_of
+from rti_exp.rollout.render import Renderer
+from rti_exp.types import Message
+
+RENDERER: Renderer = Transcript()
+SYSTEM = Message(role="system", content="be kind")
+USER = Message(role="user", content="hé\U0001f600")
+
+
+def test_a_character_is_an_id() -> None:
+    assert RENDERER.opening([USER], ()) == (HEADERS["user"], ord("h"), 0xE9, 0x1F600, END, HEADERS["assistant"])
+    assert RENDERER.action_ids("ab") == (97, 98, END)
+    assert RENDERER.appended([], closed=False) == (END, HEADERS["assistant"])
+    assert RENDERER.message((32, 97, 10, END)) == Message(role="assistant", content="a")
+    assert min(HEADERS.values()) > END > 0x10FFFF  # beyond what any text can hold
+
+
+def test_prompts_are_read_back_as_messages() -> None:
+    ids = RENDERER.opening([SYSTEM, USER], [{"name": "f", "description": "é"}])
+    ids += RENDERER.action_ids('{"name": "f"}')
+    ids += RENDERER.appended([Message(role="tool", content="done")], closed=True)
+    ids += (ord("o"), ord("k"))  # cut off
+    ids += RENDERER.appended([Message(role="system", content="judge!")], closed=False)
+    assert messages_of(ids) == [
+        Message(role="system", content='be kind\n\nTools:\n{"name": "f", "description": "é"}'),
+        USER,
+        Message(role="assistant", content='{"name": "f"}'),
+        Message(role="user", content="[tool result]\ndone"),
+        Message(role="assistant", content="ok"),
+        Message(role="user", content="judge!"),
+    ]
+
+
+def test_what_one_role_says_in_a_row_is_one_message() -> None:
+    ids = RENDERER.opening([USER], ()) + RENDERER.action_ids("x")
+    ids += RENDERER.appended(
+        [Message(role="tool", content="1"), Message(role="tool", content="2"), Message(role="system", content="s")],
+        closed=True,
+    )
+    assert messages_of(ids)[-1].content == "[tool result]\n1\n\n[tool result]\n2\n\ns"
+
+
+def test_lone_surrogates_become_question_marks() -> None:
+    assert RENDERER.action_ids("\ud800") == (ord("?"), END)
+
+
+def test_ids_that_are_no_prompt_are_refused() -> None:
+    with pytest.raises(ValueError, match="header of an assistant turn"):
+        messages_of(RENDERER.action_ids("x"))
+
+
+def engine_of(server: Any, **changes: Any) -> Any:
+    pytest.importorskip("openai", reason="the extra `remote` is not installed")
+    from rti_exp.engines.remote import ChatModel
+    from rti_exp.engines.remote.engine import RemoteEngine
+
+    return RemoteEngine(ChatModel(server.settings(**changes)))
+
+
+def requests(*texts: str) -> Sequence[GenerateRequest]:
+    sampling = Sampling(temperature=0.5, top_p=0.9, max_tokens=7, stop_ids=(END,))
+    return [
+        GenerateRequest(
+            prompt_ids=RENDERER.opening([Message(role="user", content=text)], ()), sampling=sampling, seed=place
+        )
+        for place, text in enumerate(texts)
+    ]
+
+
+def server_that(script: Callable[[dict[str, Any]], str] | Sequence[str], answer: Any = None) -> Any:
+    from tests.faulty_server import FaultyServer
+
+    return FaultyServer(script, answer)
+
+
+def test_completions_are_what_was_answered() -> None:
+    from tests.faulty_server import completion
+
+    def answer(body: dict[str, Any]) -> Any:
+        asked = body["messages"][0]["content"]
+        return completion(asked.upper(), finish_reason="length" if asked == "b" else "stop")
+
+    with server_that(["ok"], answer) as server:
+        engine = engine_of(server)
+        one, two = engine.generate(requests("a", "b"))
+    assert (one.token_ids, one.stop_reason) == ((65, END), "stop")
+    assert (two.token_ids, two.stop_reason) == ((66,), "length")
+    assert all(math.isnan(value) for value in (*one.log_probs, *two.log_probs))
+    assert len(one.log_probs) == 2
+    assert engine.generated_tokens == 6  # as the endpoint reported
+    sent = next(body for body in server.requests if body["messages"][0]["content"] == "b")
+    assert (sent["temperature"], sent["top_p"], sent["max_tokens"], sent["seed"]) == (0.5, 0.9, 7, 1)
+
+
+def test_a_lost_request_leaves_the_others() -> None:
+    with server_that(lambda body: "400" if body["messages"][0]["content"] == "b" else "ok") as server:
+        engine = engine_of(server)
+        with pytest.raises(RequestsLost) as caught:
+            engine.generate(requests("a", "b", "c"))
+        assert set(caught.value.answered) == {0, 2}
+        assert caught.value.reasons == {1: "rejected: status 400: this prompt is too long"}
+        first, lost, third = generate_fitting(engine, requests("a", "b", "c"))
+    assert first == third == caught.value.answered[0]
+    assert lost == Lost("rejected: status 400: this prompt is too long")
+
+
+def test_all_lost_is_an_engine_that_is_not_there() -> None:
+    with server_that(["500"]) as server:
+        with pytest.raises(EngineUnavailable, match=r"^server_error: status 500: out of order$") as caught:
+            engine_of(server).generate(requests("a", "b"))
+        assert not isinstance(caught.value, RequestsLost)
+
+
+def test_nothing_is_scored() -> None:
+    with server_that(["ok"]) as server, pytest.raises(EngineUnusable, match=r"reweight\.scorer must be policy or off"):
+        engine_of(server).score([ScoreRequest(prompt_ids=(1,), token_ids=(2,))])
+
+
+def test_another_renderers_prompts_are_refused() -> None:
+    request = GenerateRequest(prompt_ids=(1,), sampling=Sampling(stop_ids=(2,)), seed=0)
+    with server_that(["ok"]) as server, pytest.raises(ValueError, match="Transcript"):
+        engine_of(server).generate([request])
