@@ -254,6 +254,7 @@ def experiment(config: Config, run: Run | None, *, directory: Path) -> Experimen
     writer = None if steps_in is None else steps_in.corrector
     taught_by = teacher(config, policy, trained.strategy.root_device)
     engines = [policy.engine, *(one.engine for one in (writer, taught_by) if one is not None)]
+        config=config.plain,
     trained.callbacks.append(forgetting(engines))  # pyright: ignore[reportAttributeAccessIssue]
     module = RTIModule(
         model=policy.model,

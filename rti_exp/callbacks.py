@@ -49,13 +49,14 @@ def training_callbacks(
     recorder_every: int,
     checkpoint_every: int = 1,
     probe: Callback | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> list[Callback]:
     """All callbacks of a run in their order. `run` is None on ranks other than 0, which write nothing."""
     return [
         RecorderCallback(run=run, decode=decode, every=recorder_every),
         EvaluationCallback(run=run, tasks=heldout, settings=evaluation),
         *([] if probe is None else [probe]),
-        IterationCheckpoint(run=run, run_key=run_key, checkpoints=checkpoints, every=checkpoint_every),
+        IterationCheckpoint(run=run, run_key=run_key, checkpoints=checkpoints, every=checkpoint_every, config=config),
         BudgetCallback(),
     ]
 
@@ -187,21 +188,31 @@ class IterationCheckpoint(Callback):
         run_key: A checkpoint of another run is refused.
         checkpoints: Folder of the run's checkpoints; every rank reads it.
         every: Iterations between two checkpoints.
+        config: The run's, to say in what one of another run differs.
     """
 
-    def __init__(self, *, run: RunDirectory | None, run_key: str, checkpoints: Path, every: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        run: RunDirectory | None,
+        run_key: str,
+        checkpoints: Path,
+        every: int = 1,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
         if every < 1:
             raise ValueError(f"every={every}: must be an integer >= 1")
         self.run = run
         self.run_key = run_key
         self.checkpoints = checkpoints
         self.every = every
+        self.config = config
         self._recorded = 0
         self._saved = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module = learner(pl_module)
-        state = latest_valid_checkpoint(self.checkpoints, self.run_key)
+        state = latest_valid_checkpoint(self.checkpoints, self.run_key, self.config)
         if state is not None:
             module.restore_training_state(state)
             _datamodule(trainer).load_state_dict({"iteration": module.iteration})
@@ -229,7 +240,9 @@ class IterationCheckpoint(Callback):
 
     def _save(self, module: RTIModule) -> None:
         if self.run is not None and module.iteration > self._saved:
-            save_checkpoint(self.checkpoints, self.run_key, module.training_state(), previous=self._saved)
+            save_checkpoint(
+                self.checkpoints, self.run_key, module.training_state(), previous=self._saved, config=self.config
+            )
             self._saved = module.iteration
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import warnings
@@ -12,8 +13,16 @@ from typing import Any
 
 import torch
 
-FORMAT = 2
+from rti_exp.config import TIMEOUT, VOLATILE
+from rti_exp.jsonlines import to_json
+from rti_exp.runs.flat import ABSENT, differing
+
+FORMAT = 3
+READABLE = (2, 3)
+"""Format 2 has no config; all else is as in 3."""
 KEPT = 2
+LISTED = 12
+"""Differing keys that a message names, at most."""
 _NAME = re.compile(r"iteration-(\d+)\.pt")
 
 
@@ -25,8 +34,12 @@ def checkpoint_path(folder: Path, iteration: int) -> Path:
     return folder / f"iteration-{iteration:06d}.pt"
 
 
-def save_checkpoint(folder: Path, run_key: str, state: Mapping[str, Any], *, previous: int) -> Path:
+def save_checkpoint(
+    folder: Path, run_key: str, state: Mapping[str, Any], *, previous: int, config: Mapping[str, Any] | None = None
+) -> Path:
     """Write `state` (tensors and plain types; `iteration` names the file) and drop all but the newest two.
+
+    The run's config is kept as JSON text, so that another run can say in what it differs.
 
     A reader sees the whole file or none, also after a kill or a power cut. `previous` is the iteration that was
     saved or restored last (0: none); files of later ones were found damaged, and must not count among the two.
@@ -38,7 +51,7 @@ def save_checkpoint(folder: Path, run_key: str, state: Mapping[str, Any], *, pre
     path = checkpoint_path(folder, state["iteration"])
     temporary = path.with_suffix(".tmp")
     try:
-        _write(temporary, {"format": FORMAT, "run_key": run_key, **state})
+        _write(temporary, {"format": FORMAT, "run_key": run_key, "config": to_json(config or {}), **state})
     except BaseException:
         temporary.unlink(missing_ok=True)  # on a full disk it takes the room that the run's status needs
         raise
@@ -67,13 +80,16 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def latest_valid_checkpoint(folder: Path, run_key: str) -> dict[str, Any] | None:
+def latest_valid_checkpoint(
+    folder: Path, run_key: str, config: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
     """The newest checkpoint that can be read, on the CPU; None if there is none.
 
     One that is damaged (a full disk, a copy that broke off) is passed over with a warning.
 
     Raises:
-        CheckpointError: the newest readable one is of another run or format; the message names both.
+        CheckpointError: the newest readable one is of another run or format; the message names both, and the keys in
+            which that run's config differs from `config`.
     """
     for path in _checkpoints(folder):
         try:
@@ -82,15 +98,41 @@ def latest_valid_checkpoint(folder: Path, run_key: str) -> dict[str, Any] | None
             warnings.warn(f"{path} cannot be read ({type(error).__name__}: {error}); it is passed over", stacklevel=2)
             continue
         wanted = "move it away, or start over with fresh=true"
-        if not isinstance(state, dict) or state.get("format") != FORMAT:
+        if not isinstance(state, dict) or state.get("format") not in READABLE:
             found = state.get("format") if isinstance(state, dict) else type(state).__name__
-            raise CheckpointError(f"{path}: checkpoint format {found}, this version reads {FORMAT}; {wanted}")
+            read = " and ".join(map(str, READABLE))
+            raise CheckpointError(f"{path}: checkpoint format {found}, this version reads {read}; {wanted}")
         if state.get("run_key") != run_key:
-            raise CheckpointError(f"{path}: belongs to run {state.get('run_key')}, not to run {run_key}; {wanted}")
+            differs = _differences(state.get("config"), config)
+            raise CheckpointError(
+                f"{path}: belongs to run {state.get('run_key')}, not to run {run_key}{differs}; {wanted}"
+            )
         if state.get("iteration") != _iteration(path):
             raise CheckpointError(f"{path}: holds iteration {state.get('iteration')}; {wanted}")
         return state
     return None
+
+
+def _differences(stored: Any, config: Mapping[str, Any] | None) -> str:
+    """In which keys that make another run the two configs differ, for a message; nothing where that is not known."""
+    try:
+        other = json.loads(stored) if isinstance(stored, str) else None
+    except ValueError:
+        return ""
+    if not isinstance(other, dict) or not other or config is None:
+        return ""
+    found = [
+        f"{key} ({_shown(one)} there, {_shown(own)} here)"
+        for key, one, own in differing(other, json.loads(to_json(config)))
+        if key.partition(".")[0] not in VOLATILE and key != f"env.{TIMEOUT}"
+    ]
+    more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
+    return f"; their configs differ in {', '.join(found[:LISTED])}{more}" if found else ""
+
+
+def _shown(value: Any) -> str:
+    text = "nothing" if value is ABSENT else str(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _read(path: Path) -> Any:

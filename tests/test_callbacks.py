@@ -241,15 +241,51 @@ def test_checkpoint_of_another_run_is_refused_naming_both(tmp_path: Path) -> Non
         latest_valid_checkpoint(tmp_path, "other")
 
 
+def test_checkpoint_of_another_config_is_refused_naming_the_keys(tmp_path: Path) -> None:
+    there = {"gate": {"delta": math.inf}, "seed": 1, "logger": {"mode": "online"}, "env": {"timeout": 3.0}, "old": 5}
+    here = {"gate": {"delta": 5.0}, "seed": 1, "logger": {"mode": "offline"}, "env": {"timeout": None}, "new": "x" * 99}
+    save_checkpoint(tmp_path, KEY, {"iteration": 1}, previous=0, config=there)
+    with pytest.raises(CheckpointError) as caught:
+        latest_valid_checkpoint(tmp_path, "other", here)
+    assert str(caught.value).endswith(
+        f"belongs to run {KEY}, not to run other; their configs differ in gate.delta (inf there, 5.0 here), "
+        f"old (5 there, nothing here), new (nothing there, {'x' * 60}... here); "
+        "move it away, or start over with fresh=true"
+    )
+
+
+def test_a_long_list_of_differing_keys_is_cut(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, KEY, {"iteration": 1}, previous=0, config={f"key{number:02}": 1 for number in range(20)})
+    with pytest.raises(CheckpointError, match=r"key11 \(1 there, 2 here\) and 8 more; move"):
+        latest_valid_checkpoint(tmp_path, "other", {f"key{number:02}": 2 for number in range(20)})
+
+
+def test_checkpoint_of_the_format_before_is_read(tmp_path: Path) -> None:
+    torch.save({"format": 2, "run_key": KEY, "iteration": 1, "model": {}}, tmp_path / "iteration-000001.pt")
+    state = latest_valid_checkpoint(tmp_path, KEY, {"seed": 1})
+    assert state is not None
+    assert state["iteration"] == 1
+    with pytest.raises(CheckpointError, match=f"belongs to run {KEY}, not to run other; move it away"):
+        latest_valid_checkpoint(tmp_path, "other", {"seed": 1})
+
+
+@pytest.mark.parametrize("stored", ["no json", "[]", 7, None])
+def test_a_config_that_cannot_be_read_is_left_out_of_the_message(tmp_path: Path, stored: Any) -> None:
+    content = {"format": 3, "run_key": KEY, "iteration": 1, "config": stored}
+    torch.save(content, tmp_path / "iteration-000001.pt")
+    with pytest.raises(CheckpointError, match=f"belongs to run {KEY}, not to run other; move it away"):
+        latest_valid_checkpoint(tmp_path, "other", {"seed": 1})
+
+
 def test_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
     torch.save({"format": 99, "run_key": KEY, "iteration": 1}, tmp_path / "iteration-000001.pt")
-    with pytest.raises(CheckpointError, match="format 99"):
+    with pytest.raises(CheckpointError, match=r"format 99, this version reads 2 and 3; move it away"):
         latest_valid_checkpoint(tmp_path, KEY)
 
 
 def test_checkpoint_holds_tensors_and_plain_types_only(unbroken: tuple[Path, RTIModule]) -> None:
     state = torch.load(unbroken[0] / "checkpoints" / "iteration-000006.pt", weights_only=True)
-    assert (state["format"], state["run_key"], state["iteration"]) == (2, KEY, 6)
+    assert (state["format"], state["run_key"], state["iteration"]) == (3, KEY, 6)
     assert equal_weights(state["model"], unbroken[1].model.state_dict())
     assert state["optimizer"]["state"][0]["step"].item() == 12
 
