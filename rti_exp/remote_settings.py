@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rti_exp.settings import SettingsError
+from rti_exp.group_settings import VerifierNode
+from rti_exp.settings import RolePrompt, RoleSettings, SamplingSettings, SettingsError
 
 
 def _volatile(default: Any) -> Any:
@@ -127,6 +128,29 @@ class RemoteSettings:
         cached_price = self.price_input if self.price_cached_input is None else self.price_cached_input
         fresh = prompt_tokens - cached_tokens
         return (fresh * self.price_input + cached_tokens * cached_price + completion_tokens * self.price_output) / 1e6
+
+
+# The settings of roles that a remote model plays. No super(): a dataclass with slots is another class than its body's.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteCorrectorSettings(SamplingSettings):
+    remote: RemoteSettings
+    instruction: RolePrompt
+    """What the remote model is asked; {evidence} and {reason} are filled in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteValidatorSettings(RoleSettings):
+    remote: RemoteSettings
+    instruction: RolePrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteVerifierSettings(VerifierNode):
+    remote: RemoteSettings
+    instructions: dict[str, RolePrompt]
+    """One for each check."""
 
 
 def without_volatile(settings: Any, plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rti_exp.engines.base import Engine, GenerateRequest, Sampling
 from rti_exp.engines.fitting import Lost, TooLong, generate_fitting
 from rti_exp.intervention.case import Case
 from rti_exp.intervention.prompts import is_closed, role_message, with_request
+from rti_exp.intervention.rendering import rendered
 from rti_exp.rollout.render import Renderer
 from rti_exp.settings import RolePrompt, SamplingSettings
 from rti_exp.types import Completion, Correction, Message, Verdict
@@ -133,11 +134,7 @@ class TeacherCorrector:
     def _rendered(self, rewrite: Rewrite) -> tuple[int, ...]:
         """The correction prompt in the teacher's ids and chat format."""
         case, step = rewrite.case, rewrite.step
-        ids = self.renderer.opening(case.opening, case.tools)
-        for turn in case.turns[:step]:
-            ids += self.renderer.action_ids(turn.message.content)
-            ids += self.renderer.appended(turn.observations, closed=True)
-        ids += self.renderer.action_ids(case.turns[step].message.content)
+        ids = rendered(case, step, case.turns[step].message.content, self.renderer)
         return with_request(ids, rewrite.request(self.prompt), self.renderer)
 
     def _for_policy(

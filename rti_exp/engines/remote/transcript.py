@@ -16,7 +16,7 @@ from rti_exp.types import Message, Role
 END = 0x110000
 """The first id that is no character."""
 HEADERS: dict[Role, int] = {"system": END + 1, "user": END + 2, "assistant": END + 3, "tool": END + 4}
-ROLES = {header: role for role, header in HEADERS.items()}
+ROLES: dict[int, Role] = {header: role for role, header in HEADERS.items()}
 
 
 class Transcript:

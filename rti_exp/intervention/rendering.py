@@ -1,0 +1,18 @@
+"""A trajectory told to another model than the one that rolled it out."""
+
+from __future__ import annotations
+
+from rti_exp.intervention.case import Case
+from rti_exp.rollout.render import Renderer
+
+
+def rendered(case: Case, step: int, text: str, renderer: Renderer) -> tuple[int, ...]:
+    """The conversation before turn `step`, and a turn with this text in its place, in the renderer's ids.
+
+    Turns are told as their text, whose ids are another tokenizer's.
+    """
+    ids = renderer.opening(case.opening, case.tools)
+    for turn in case.turns[:step]:
+        ids += renderer.action_ids(turn.message.content)
+        ids += renderer.appended(turn.observations, closed=True)
+    return ids + renderer.action_ids(text)
