@@ -47,6 +47,7 @@ def environment(config: Config, *, isolated: bool = True) -> Environment:
 
     Raises:
         SettingsError: an option without sense.
+        InfrastructureError: in a process of its own, it cannot be made.
     """
     options = _options(config.env)
     try:
@@ -113,21 +114,27 @@ def _options(part: Part) -> dict[str, Any]:
 
 
 def player(config: Config, path: str, *, key: str = "policy.path", device: torch.device | None = None) -> Player:
-    """The model of a transformers folder, in an engine of the kind `engine`."""
-    import torch
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+    """The model that `path` names, in an engine of the kind `engine`; the policy's own with its adapters.
 
-    from rti_exp.rollout.render import TokenRenderer
+    Raises:
+        SettingsError: it cannot be loaded, spoken to, or run by the engine.
+    """
+    from rti_exp.models.adapters import add_lora
+    from rti_exp.models.load import load
+    from rti_exp.rollout.renderers import renderer_for
 
-    folder = policy_folder(path, key)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=getattr(torch, config.policy.dtype), local_files_only=True
-    ).eval()
+    given = f"{key}={path!r}"
+    loaded = load(policy_folder(path, key), config.policy.dtype, given=given)
+    renderer = renderer_for(loaded.tokenizer, config.policy.chat, given=given)
+    if key == "policy.path" and config.policy.lora.rank:
+        add_lora(loaded.model, config.policy.lora, seed=config.run.seed)
     if device is not None:
-        model.to(device)  # pyright: ignore[reportArgumentType]  (a decorator hides its signature)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    engine = make(config.engine, model=model, **_options(config.engine))
-    return Player(model=model, tokenizer=tokenizer, engine=engine, renderer=TokenRenderer(tokenizer))
+        loaded.model.to(device)  # pyright: ignore[reportArgumentType]  (a decorator hides its signature)
+    try:
+        engine = make(config.engine, model=loaded.model, **_options(config.engine))
+    except ValueError as error:
+        raise SettingsError(f"{given}: {error}") from error
+    return Player(model=loaded.model, tokenizer=loaded.tokenizer, engine=engine, renderer=renderer)
 
 
 def corrector(config: Config, policy: Player, device: torch.device) -> Corrector | None:
@@ -179,6 +186,7 @@ def probe(config: Config, run: Run | None, policy: Player) -> Callback | None:
     from rti_exp.fixed_probe import ProbeCallback
 
     source = make(config.probe, settings=config.probe.options)
+    world = environment(config, isolated=False)
     return ProbeCallback(run=run, cases=source.cases(world, policy.renderer), every=config.probe.options.every)
 
 
@@ -186,7 +194,6 @@ def interventions(
     config: Config, world: Environment, policy: Player, rollouts: Collector, device: torch.device
 ) -> Interventions | None:
     """None without a corrector: then no group is looked at, and the method is GRPO."""
-    world = environment(config, isolated=False)
     from rti_exp.intervention.pipeline import Interventions
 
     writer = corrector(config, policy, device)
@@ -247,6 +254,7 @@ def experiment(config: Config, run: Run | None, *, directory: Path) -> Experimen
         decode=policy.renderer.text,
         recorder_every=config.recorder.every,
         probe=probe(config, run, policy),
+        config=config.plain,
     )
     rollouts = collector(config, world, policy)
     trained = trainer(config, callbacks)
@@ -254,7 +262,6 @@ def experiment(config: Config, run: Run | None, *, directory: Path) -> Experimen
     writer = None if steps_in is None else steps_in.corrector
     taught_by = teacher(config, policy, trained.strategy.root_device)
     engines = [policy.engine, *(one.engine for one in (writer, taught_by) if one is not None)]
-        config=config.plain,
     trained.callbacks.append(forgetting(engines))  # pyright: ignore[reportAttributeAccessIssue]
     module = RTIModule(
         model=policy.model,
@@ -270,6 +277,7 @@ def experiment(config: Config, run: Run | None, *, directory: Path) -> Experimen
         reference=None if taught_by is None else taught_by.model.requires_grad_(False),
         token_budget=config.budget.tokens,
         accepted_budget=config.budget.accepted,
+        limits=config.limits,
     )
     return Experiment(module=module, data=data, trainer=trained, heldout=heldout)
 
@@ -277,6 +285,5 @@ def experiment(config: Config, run: Run | None, *, directory: Path) -> Experimen
 def run_logger(config: Config, run: Run) -> RunLogger | None:
     """None for `logger=none`."""
     return (
-        limits=config.limits,
         None if config.logger.target is None else make(config.logger, config=config, run=run, **_options(config.logger))
     )

@@ -25,7 +25,6 @@ from rti_exp.group_settings import (
     CorrectorSettings,
     LimitSettings,
     LocalEngineSettings,
-    PolicySettings,
     ProbeSettings,
     PromptSettings,
     RecorderSettings,
@@ -33,6 +32,7 @@ from rti_exp.group_settings import (
     TrainerSettings,
     VerifierNode,
 )
+from rti_exp.models.settings import PolicySettings, check_lora
 from rti_exp.paths import policy_folder
 from rti_exp.runs import run_key
 from rti_exp.settings import (
@@ -194,6 +194,7 @@ def check_files(config: Config) -> None:
     Raises:
         SettingsError: naming the key, and the missing file or what would be right.
     """
+    check_lora(config.policy.lora)
     _check_positions(policy_folder(config.policy.path), config.rollout.max_context)
     if isinstance(config.corrector.options, CorrectorSettings) and config.corrector.options.path is not None:
         policy_folder(config.corrector.options.path, "corrector.path")
@@ -275,3 +276,9 @@ def _identity(plain: Mapping[str, Any]) -> dict[str, Any]:
     identity["env"] = {key: value for key, value in plain["env"].items() if key != TIMEOUT}
     identity["policy"] = _without_defaults(plain["policy"], PolicySettings(), kept=("path", "dtype"))
     return identity
+
+
+def _without_defaults(node: Mapping[str, Any], defaults: Any, *, kept: tuple[str, ...]) -> dict[str, Any]:
+    """Options at their defaults do not count, but for `kept`: a key that is added later makes no other run."""
+    plain = _data(defaults)
+    return {key: value for key, value in node.items() if key in kept or value != plain[key]}

@@ -96,6 +96,7 @@ def evaluate(config: Config, directory: Path | None) -> dict[str, Any]:
         raise SettingsError("eval.tasks=0: must be an integer >= 1, there is nothing else to do here")
     from rti_exp.callbacks import evaluation_row, interleaved_families
     from rti_exp.checkpoints import CheckpointError, latest_valid_checkpoint
+    from rti_exp.models.weights import restore_weights
 
     quiet()
     seed_everything(config)
@@ -109,7 +110,7 @@ def evaluate(config: Config, directory: Path | None) -> dict[str, Any]:
             raise SettingsError(f"run={str(directory)!r}: {error}") from error
         if state is None:
             raise SettingsError(f"run={str(directory)!r}: must be a run with a valid checkpoint in checkpoints/")
-        policy.model.load_state_dict(state["model"])
+        restore_weights(policy.model, state["model"])
         iteration = int(state["iteration"])
         policy.engine.sync(iteration)
     tasks = interleaved_families(world.tasks("heldout"))[: config.evaluation.tasks]

@@ -11,18 +11,6 @@ from rti_exp.settings import CHECK_NAMES, RolePrompt, RoleSettings, SamplingSett
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicySettings:
-    """A transformers folder, or `builtin:<name>` for one that ships with the package."""
-
-    path: str = "builtin:tiny"
-    dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        if self.dtype not in ("float32", "bfloat16", "float16"):
-            raise SettingsError(f"policy.dtype={self.dtype!r}: must be float32, bfloat16 or float16")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEngineSettings:
     """Memory of `rti_exp.engines.local.LocalEngine`, which says what each means."""
 
@@ -81,6 +69,18 @@ class RecorderSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetSettings:
+    tokens: float = math.inf
+    """Tokens generated and scored, roles and teachers included, after which training ends."""
+    accepted: float = math.inf
+    """Accepted corrections, after which training goes on without interventions."""
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "accepted"):
+            if not getattr(self, name) > 0:
+                raise SettingsError(f"budget.{name}={getattr(self, name)}: must be a number > 0, or inf")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitSettings:
     """What is too much of an infrastructure that fails: above it the run fails, rather than train on what is left."""
@@ -95,18 +95,6 @@ class LimitSettings:
         for name in ("env_failures", "role_failures"):
             if not 0 <= getattr(self, name) <= 1:
                 raise SettingsError(f"limits.{name}={getattr(self, name)}: must be in [0, 1]")
-
-
-class BudgetSettings:
-    tokens: float = math.inf
-    """Tokens generated and scored, roles and teachers included, after which training ends."""
-    accepted: float = math.inf
-    """Accepted corrections, after which training goes on without interventions."""
-
-    def __post_init__(self) -> None:
-        for name in ("tokens", "accepted"):
-            if not getattr(self, name) > 0:
-                raise SettingsError(f"budget.{name}={getattr(self, name)}: must be a number > 0, or inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from rti_exp.gathering import (
 )
 from rti_exp.group_settings import LimitSettings
 from rti_exp.metrics import IterationReport, Stopwatch, UpdateStats, iteration_metrics, mean, merged
+from rti_exp.models.weights import kept_weights, restore_weights
 from rti_exp.objective.algorithm import Algorithm, LossStats
 from rti_exp.settings import RunSettings, UpdateSettings
 from rti_exp.tasks import IterationTasks
@@ -70,8 +71,8 @@ class RTIModule(LightningModule):
             a frozen copy of the model as it comes.
         token_budget: Training is finished once so many tokens are spent.
         accepted_budget: Training goes on without interventions once so many corrections are accepted.
-
         limits: What share of rollouts and of attempts may fail.
+
     Attributes:
         iteration: RL iterations done.
         policy_version: Iterations that changed the weights.
@@ -98,8 +99,8 @@ class RTIModule(LightningModule):
         reference: PreTrainedModel | None = None,
         token_budget: float = math.inf,
         accepted_budget: float = math.inf,
-    ) -> None:
         limits: LimitSettings | None = None,
+    ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model = model
@@ -114,8 +115,8 @@ class RTIModule(LightningModule):
         self.teacher_engine = teacher_engine
         self.token_budget = token_budget
         self.accepted_budget = accepted_budget
-        self.reference = (reference or _frozen_copy(model)) if algorithm.needs_reference else None
         self.limits = limits or LimitSettings()
+        self.reference = (reference or _frozen_copy(model)) if algorithm.needs_reference else None
         self._policy_forward = TrainedPositions(model)
         self._reference_forward = TrainedPositions(self.reference) if self.reference is not None else None
         self.iteration = 0
@@ -296,14 +297,14 @@ class RTIModule(LightningModule):
             "policy_version": self.policy_version,
             "tokens_spent": self.tokens_spent,
             "accepted": self.accepted,
-            "model": self.model.state_dict(),
+            "model": kept_weights(self.model),
             "optimizer": optimizer.state_dict(),
         }
 
     def restore_training_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `training_state`, in place; call it once the optimizer exists (`on_fit_start`)."""
         optimizer: Any = self.optimizers(use_pl_optimizer=False)
-        self.model.load_state_dict(state["model"])
+        restore_weights(self.model, state["model"])
         optimizer.load_state_dict(state["optimizer"])
         self.iteration = state["iteration"]
         self.policy_version = state["policy_version"]

@@ -5,8 +5,10 @@ This module imports no torch.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from rti_exp.models.files import HUB, PACKAGED, from_hub, packaged
 from rti_exp.settings import SettingsError
 
 PACKAGE = Path(__file__).resolve().parent
@@ -36,17 +38,23 @@ def builtin_policies() -> list[str]:
 
 
 def policy_folder(path: str, key: str = "policy.path") -> Path:
-    """The transformers folder that a policy path means: `builtin:<name>`, or a folder on disk.
+    """The transformers folder that a policy path means (`rti_exp.models.files` lists its forms).
 
     Raises:
         SettingsError: no such policy; the message names `key`.
     """
-    if path.startswith(BUILTIN):
+    if path.startswith(PACKAGED):
+        folder, wanted = packaged(path.removeprefix(PACKAGED), key), "whole"
+    elif path.startswith(HUB):
+        folder, wanted = from_hub(path.removeprefix(HUB), key), f"a model with config.json; {path} has none"
+    elif path.startswith(BUILTIN):
         folder = PACKAGE / "policies" / path.removeprefix(BUILTIN)
         wanted = f"one of {[BUILTIN + name for name in builtin_policies()]}, or a folder with a transformers model"
     else:
         folder = Path(path).expanduser()
         wanted = "a folder with a transformers model (config.json, weights, tokenizer)"
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not folder.exists():
+            wanted += f", or {HUB}{path} for a model of the Hugging Face hub"
     if not (folder / "config.json").is_file():
         raise SettingsError(f"{key}={path!r}: there is no {folder / 'config.json'}; must be {wanted}")
     for what, patterns in PARTS.items():

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from rti_exp.engines.base import Engine
+    from rti_exp.rollout.chat_render import ChatRenderer
     from rti_exp.rollout.collect import Collector
     from rti_exp.rollout.render import TokenRenderer
     from rti_exp.rollout.teacher import TeacherRollouts
@@ -28,7 +29,7 @@ class Player:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
     engine: Engine
-    renderer: TokenRenderer
+    renderer: TokenRenderer | ChatRenderer
 
 
 def collector(config: Config, world: Environment, policy: Player) -> Collector:

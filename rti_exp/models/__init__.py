@@ -1,0 +1,1 @@
+"""Models: where their files come from, loading them, adapters, weights to keep."""

@@ -1,0 +1,31 @@
+"""Which weights a checkpoint keeps: all, or of a model that is mostly frozen (adapters) those that are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+
+def kept_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state dict, or its trained part if some of its parameters are frozen."""
+    state = model.state_dict()
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if all(parameter.requires_grad for parameter in model.parameters()):
+        return state
+    return {name: tensor for name, tensor in state.items() if name in trained}
+
+
+def restore_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """The inverse of `kept_weights`, in place.
+
+    Raises:
+        ValueError: `state` was kept of a model with other trained weights; names some of them.
+    """
+    wanted = set(kept_weights(model))
+    if wanted != set(state):
+        differing = sorted(wanted ^ set(state))
+        raise ValueError(
+            f"the weights are another model's: {', '.join(differing[:3])} and {len(differing)} in all differ"
+        )
+    model.load_state_dict(dict(state), strict=wanted == set(model.state_dict()))
