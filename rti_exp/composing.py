@@ -8,6 +8,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from rti_exp.paths import assets_root
+from rti_exp.secrecy import refuse_secret_arguments
 from rti_exp.settings import SettingsError
 from rti_exp.typed import likely
 
@@ -15,9 +16,10 @@ from rti_exp.typed import likely
 def composed(overrides: Sequence[str]) -> DictConfig:
     """
     Raises:
-        SettingsError: a number in the place of a group's option.
+        SettingsError: a number in the place of a group's option; a secret.
         HydraException, OmegaConfBaseException: other bad overrides.
     """
+    refuse_secret_arguments(overrides)
     OmegaConf.register_new_resolver("rti_exp.assets", lambda: str(assets_root()), replace=True)
     try:
         with initialize_config_dir(str(assets_root() / "conf"), version_base="1.3"):

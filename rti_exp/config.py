@@ -10,7 +10,6 @@ import dataclasses
 import enum
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +40,7 @@ from rti_exp.settings import (
     GateSettings,
     InterventionSettings,
     ReweightSettings,
+from rti_exp.secrecy import refuse_secrets
     RoleSettings,
     RolloutSettings,
     RunSettings,
@@ -52,8 +52,6 @@ VOLATILE = ("study", "runs_root", "fresh", "size", "logger", "trainer", "limits"
 """Keys that do not make another run: where it is kept, who is told, on what it is computed, when it is given up."""
 TIMEOUT = "timeout"
 """The key of `env` that is no option of the environment: seconds that one call into it may take."""
-SECRET_KEY = re.compile(r"api_?key|secret|password|(^|_)token$", re.IGNORECASE)
-ENVIRONMENT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +137,7 @@ def check(cfg: DictConfig) -> Config:
         raise SettingsError(f"{error.full_key}: {error.msg}") from error
     assert isinstance(raw, dict)
     nodes: dict[str, Any] = {str(key): value for key, value in raw.items()}
-    _refuse_secrets(nodes)
+    refuse_secrets(nodes)
     nodes.setdefault("limits", {})  # a run of before there were any
     known = [*_names(RunSettings), *_names(TopSettings), *GROUPS, *PARTS]
     for key in nodes:
@@ -221,24 +219,6 @@ def _only(nodes: Mapping[str, Any], cls: type) -> dict[str, Any]:
 
 def _names(cls: type) -> list[str]:
     return [entry.name for entry in dataclasses.fields(cls)]
-
-
-def _refuse_secrets(node: Any, path: str = "") -> None:
-    """Values under keys named like secrets must be names of environment variables."""
-    if isinstance(node, list):
-        for index, item in enumerate(node):
-            _refuse_secrets(item, f"{path}.{index}")
-    if not isinstance(node, Mapping):
-        return
-    for name, value in node.items():
-        full = f"{path}.{name}" if path else str(name)
-        secret = SECRET_KEY.search(str(name)) and not isinstance(value, Mapping | list | None)
-        if secret and not (isinstance(value, str) and ENVIRONMENT_NAME.fullmatch(value)):
-            raise SettingsError(
-                f"{full}: must be the NAME of an environment variable (capitals, digits, _) that holds the "
-                "secret; the value itself is never read from the config (and is not shown here)"
-            )
-        _refuse_secrets(value, full)
 
 
 def _plain(nodes: Mapping[str, Any], run: Any, top: Any, made: Mapping[str, Any], parts: Mapping[str, Part]) -> dict:

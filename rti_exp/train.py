@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rti_exp import launcher
 from rti_exp.paths import assets_root
 from rti_exp.runs import RunUnwritable
+from rti_exp.secrecy import refuse_secret_arguments
 from rti_exp.settings import SettingsError
 from rti_exp.swept import study_name, swept_in
 from rti_exp.typed import explain, likely
@@ -48,10 +49,11 @@ def task(cfg: DictConfig) -> None:
 
 def main() -> None:
     launcher.outcome.code, launcher.outcome.study_dir = 0, None
-    os.environ[launcher.STUDY] = study_name(swept_in(sys.argv[1:]))
     asked_for_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would exit with 1 for a bad config as for a failed job
     try:
+        refuse_secret_arguments(sys.argv[1:])
+        os.environ[launcher.STUDY] = study_name(swept_in(sys.argv[1:]))
         hydra.main(version_base="1.3", config_path=str(assets_root() / "conf"), config_name="train")(task)()
     except (SettingsError, RunUnwritable) as error:
         sys.exit(_bad_config(str(error)))

@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rti_exp.config import PromptSettings
 from rti_exp.paths import assets_root
 from rti_exp.pretraining.prior import ModelSize, Prior, TrainingSettings
+from rti_exp.secrecy import refuse_secret_arguments
 from rti_exp.settings import SettingsError
 from rti_exp.typed import explain, typed
 
@@ -200,6 +201,7 @@ def main() -> None:
         configs.append({str(key): value for key, value in plain.items()})
 
     try:
+        refuse_secret_arguments(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=str(assets_root() / "conf"), config_name="warmstart")(task)()
         for settings in [typed(WarmstartSettings, config, "") for config in configs]:
             run(settings)
