@@ -29,6 +29,8 @@ FILES = sorted([*ROOT.joinpath("conf").rglob("*.yaml"), *ROOT.joinpath("sweeps")
 OPTIONS = sorted(
     (path.parent.name, path.stem) for path in ROOT.joinpath("conf").glob("*/*.yaml") if path.parent.name != "hydra"
 )
+ADDED = ("benchmark",)
+"""Groups without an option by default: `+benchmark=NAME`."""
 SWEEPS = sorted(path.stem for path in ROOT.joinpath("sweeps").glob("*.yaml"))
 # fmt: off
 CONTRACT_KEYS = [
@@ -49,8 +51,9 @@ def test_every_yaml_loads(path: Path) -> None:
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda value: str(value))
 def test_every_option_composes_and_checks(composed: Composed, group: str, option: str) -> None:
-    config = check(composed(f"{group}={option}"))
-    chosen = composed(f"{group}={option}", return_hydra_config=True).hydra.runtime.choices[group]
+    override = f"+{group}={option}" if group in ADDED else f"{group}={option}"
+    config = check(composed(override))
+    chosen = composed(override, return_hydra_config=True).hydra.runtime.choices[group]
     assert chosen == option
     assert list(config.plain) == list(check(composed()).plain)
     assert re.fullmatch("[0-9a-f]{12}", config.key)
