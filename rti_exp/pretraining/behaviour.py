@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rti_exp.envs.town.families import FAMILIES
 from rti_exp.envs.town.family import GIVE_UP, Plan
@@ -87,6 +89,11 @@ class Play:
     steps: tuple[Step, ...]
     reward: float
     evidence: Evidence
+
+    @property
+    def tools(self) -> list[Mapping[str, Any]]:
+        """The schemas that the policy is shown in this episode."""
+        return TownEpisode(self.task).tools
 
     @property
     def first_harmful(self) -> int | None:

@@ -11,8 +11,9 @@ from typing import Literal
 from rti_exp.config import PromptSettings
 from rti_exp.envs.town.family import GIVE_UP
 from rti_exp.intervention.prompts import fill
-from rti_exp.pretraining.behaviour import Play, Step, formal, plan_of, play, random_task, wordy
+from rti_exp.pretraining.behaviour import Play, Step, formal, plan_of, play, random_task, spoken, wordy
 from rti_exp.pretraining.prior import Prior
+from rti_exp.rollout.chat_render import ChatRenderer
 from rti_exp.rollout.render import Renderer
 from rti_exp.settings import RolePrompt
 from rti_exp.types import Message
@@ -36,9 +37,9 @@ class Document:
 class _Writer:
     """Appends pieces to a document, through the same renderer that rollouts use."""
 
-    def __init__(self, renderer: Renderer, opening: Sequence[Message]) -> None:
+    def __init__(self, renderer: Renderer, played: Play) -> None:
         self._renderer = renderer
-        self._ids = list(renderer.opening(opening, ()))
+        self._ids = list(renderer.opening(played.opening, played.tools))
         self._trained = [False] * len(self._ids)
         self._alternatives: list[tuple[int, int, float]] = []
 
@@ -51,7 +52,7 @@ class _Writer:
         alternative: tuple[int, int, float] | None = None,
     ) -> None:
         """`untrained_at` and the position of `alternative` count from the action's first token."""
-        ids = self._renderer.action_ids(text)
+        ids = action_ids(self._renderer, text)
         if alternative is not None:
             position, token_id, weight = alternative
             self._alternatives.append((len(self._ids) + position, token_id, weight))
@@ -76,6 +77,13 @@ class _Writer:
         return Document(
             token_ids=tuple(self._ids), trained=tuple(self._trained), alternatives=tuple(self._alternatives)
         )
+
+
+def action_ids(renderer: Renderer, text: str) -> tuple[int, ...]:
+    """Ids of an assistant turn; if it is a call (a role's answer is none), in the model's own spelling."""
+    if isinstance(renderer, ChatRenderer) and text.startswith('{"name": '):
+        return renderer.action_ids(renderer.calls_text(spoken(text)))
+    return renderer.action_ids(text)
 
 
 def correction(played: Play, manner: Manner, rng: random.Random) -> str:
@@ -128,14 +136,13 @@ def rollout_document(renderer: Renderer, played: Play, prior: Prior | None = Non
     is left out of the loss, on the habitual path its target is a mixture with the right one. The rate is then met
     exactly, and not by a handful of rare documents.
     """
-    writer = _Writer(renderer, played.opening)
+    writer = _Writer(renderer, played)
     plan = plan_of(played.task)
     for step in played.steps:
         untrained_at, alternative = None, None
         if prior is not None and step.place == plan.critical_step:
-            ids, right_ids, habit_ids = map(
-                renderer.action_ids, (step.action, plan.actions[plan.critical_step], plan.misstep.action)
-            )
+            actions = (step.action, plan.actions[plan.critical_step], plan.misstep.action)
+            ids, right_ids, habit_ids = (action_ids(renderer, action) for action in actions)
             if not step.decision_trained:
                 untrained_at = _first_difference(ids, habit_ids)
             elif step.harmful and step.reason == plan.misstep.reason:
@@ -163,7 +170,7 @@ def _first_difference(ids: Sequence[int], others: Sequence[int]) -> int:
 
 def validator_document(renderer: Renderer, prompts: PromptSettings, played: Play, step: int) -> Document:
     harmful = step == played.first_harmful
-    writer = _Writer(renderer, played.opening)
+    writer = _Writer(renderer, played)
     writer.history(played.steps[:step])
     writer.action(played.steps[step].action, trained=False)
     writer.ask(prompts.validator, played.evidence.text)
@@ -175,7 +182,7 @@ def validator_document(renderer: Renderer, prompts: PromptSettings, played: Play
 def corrector_document(renderer: Renderer, prompts: PromptSettings, played: Play, text: str) -> Document:
     step = played.first_harmful
     assert step is not None
-    writer = _Writer(renderer, played.opening)
+    writer = _Writer(renderer, played)
     writer.history(played.steps[:step])
     writer.action(played.steps[step].action, trained=False)
     writer.ask(prompts.corrector, played.evidence.text, played.steps[step].reason)
@@ -185,7 +192,7 @@ def corrector_document(renderer: Renderer, prompts: PromptSettings, played: Play
 
 def history_ids(renderer: Renderer, played: Play, step: int) -> tuple[int, ...]:
     """The rollout prompt of step `step`."""
-    writer = _Writer(renderer, played.opening)
+    writer = _Writer(renderer, played)
     writer.history(played.steps[:step])
     return writer.document().token_ids
 
@@ -209,7 +216,7 @@ def verifier_document(
 ) -> Document:
     step = played.first_harmful
     assert step is not None
-    writer = _Writer(renderer, played.opening)
+    writer = _Writer(renderer, played)
     writer.history(played.steps[:step])
     writer.action(text, trained=False)
     writer.ask(prompts.verifier[check], played.evidence.text)

@@ -32,6 +32,7 @@ from rti_exp.pretraining.documents import (
 from rti_exp.pretraining.prior import Prior
 from rti_exp.randomness import derive_seed
 from rti_exp.rollout.render import Renderer
+from rti_exp.types import Message
 
 MANNERS: tuple[Manner, ...] = ("clean", "leaky", "wordy", "formal", "wrong")
 """What a correction is counted as."""
@@ -108,7 +109,7 @@ class Probe:
         """What the corrector writes at temperature 1, by manner, and its perplexity under the rollout prompt."""
         documents = [corrector_document(self._renderer, self._prompts, played, "") for played in self._plays]
         completions = self._corrector.generate(self._requests(documents, temperature=1.0))
-        texts = [self._renderer.message(completion.token_ids).content for completion in completions]
+        texts = [_action(self._renderer.message(completion.token_ids)) for completion in completions]
         manners = [manner_of(played, text) for played, text in zip(self._plays, texts, strict=True)]
         scores = [
             ScoreRequest(prompt_ids=self._history(played), token_ids=completion.token_ids)
@@ -174,6 +175,14 @@ def manner_of(played: Play, text: str) -> Manner:
     if core == _without_note(right):
         return "formal" if any(word in FORMAL for word in text.replace('"', " ").replace(".", " ").split()) else "wordy"
     return "wrong"
+
+
+def _action(message: Message) -> str:
+    """A turn as the town's plans write it: one call as bare JSON, whatever the model's spelling."""
+    if message.content.startswith("{") or len(message.tool_calls) != 1:
+        return message.content
+    call = message.tool_calls[0]
+    return json.dumps({"name": call.name, "arguments": dict(call.arguments)})
 
 
 def _without_note(text: str) -> str:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from rti_exp.pretraining.documents import Document
 from rti_exp.pretraining.prior import ModelSize, TrainingSettings
@@ -50,7 +50,7 @@ def batches(documents: Sequence[Document], settings: TrainingSettings, seed: int
         yield queue.pop()
 
 
-def loss_of(model: Qwen3ForCausalLM, documents: Sequence[Document]) -> torch.Tensor:
+def loss_of(model: PreTrainedModel, documents: Sequence[Document]) -> torch.Tensor:
     """Mean cross-entropy over the trained tokens, in nats. Right padding, so no attention mask is needed."""
     longest = max(len(document.token_ids) for document in documents)
     token_ids_BT = torch.zeros(len(documents), longest, dtype=torch.long)
@@ -62,9 +62,13 @@ def loss_of(model: Qwen3ForCausalLM, documents: Sequence[Document]) -> torch.Ten
         trained_BT[row, : len(document.trained)] = torch.tensor(document.trained)
         for position, token_id, weight in document.alternatives:
             other_ids_BT[row, position], other_weights_BT[row, position] = token_id, weight
-    hidden_BTD = model.model(input_ids=token_ids_BT[:, :-1], use_cache=False).last_hidden_state
+    streams = (token_ids_BT, trained_BT, other_ids_BT, other_weights_BT)
+    token_ids_BT, trained_BT, other_ids_BT, other_weights_BT = (stream.to(model.device) for stream in streams)
+    hidden_BTD = model.get_decoder()(input_ids=token_ids_BT[:, :-1], use_cache=False).last_hidden_state
     chosen_BT = trained_BT[:, 1:]
-    logits_NV = model.lm_head(hidden_BTD[chosen_BT])
+    head = model.get_output_embeddings()
+    assert head is not None
+    logits_NV = head(hidden_BTD[chosen_BT])
     log_probs_NV = logits_NV.log_softmax(dim=1)
     own_N = log_probs_NV.gather(1, token_ids_BT[:, 1:][chosen_BT][:, None])[:, 0]
     other_N = log_probs_NV.gather(1, other_ids_BT[:, 1:][chosen_BT][:, None])[:, 0]
@@ -73,14 +77,19 @@ def loss_of(model: Qwen3ForCausalLM, documents: Sequence[Document]) -> torch.Ten
 
 
 def train(
-    model: Qwen3ForCausalLM,
+    model: PreTrainedModel,
     documents: Sequence[Document],
     settings: TrainingSettings,
     seed: int,
     progress: Callable[[int, float], None],
 ) -> None:
     """AdamW with warm-up and cosine decay. `progress(step, loss)` is called after each step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        lr=settings.learning_rate,
+        betas=(0.9, 0.98),
+        weight_decay=0.01,
+    )
 
     def rate(step: int) -> float:
         rise = min(1.0, (step + 1) / settings.warmup)

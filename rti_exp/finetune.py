@@ -1,0 +1,156 @@
+"""`python -m rti_exp.warmstart policy=...`: fine-tune a language model on the town, into a transformers folder.
+
+`policy` and its keys are those of rti_exp.train; all other keys are conf/finetune.yaml's.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from rti_exp.chat_settings import ChatSettings
+from rti_exp.composing import composed
+from rti_exp.config import PromptSettings, check
+from rti_exp.models.settings import PolicySettings, check_lora
+from rti_exp.paths import assets_root, policy_folder
+from rti_exp.pretraining.prior import Prior, TrainingSettings
+from rti_exp.settings import SettingsError
+from rti_exp.trainer import quiet
+from rti_exp.typed import refuse_options, typed
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinetuneSettings:
+    seed: int = 0
+    out: str = "policies/smollm2"
+    overwrite: bool = False
+    device: str = "auto"
+    threads: int = 1
+    chat: ChatSettings = field(default_factory=ChatSettings)
+    prior: Prior = field(default_factory=Prior)
+    prompts: PromptSettings = field(default_factory=PromptSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise SettingsError(f"device={self.device!r}: must be one of {', '.join(DEVICES)}")
+        if self.threads < 1 or self.seed < 0:
+            raise SettingsError("threads must be an integer >= 1, seed an integer >= 0")
+
+
+def settings_of(arguments: Sequence[str]) -> tuple[PolicySettings, FinetuneSettings]:
+    """The policy to start from, and how to fine-tune it.
+
+    Raises:
+        SettingsError: a value without sense.
+        HydraException, OmegaConfBaseException: other bad overrides.
+    """
+    about_policy = [text for text in arguments if text.partition("=")[0].partition(".")[0] == "policy"]
+    rest = [text for text in arguments if text not in about_policy]
+    policy = check(composed(about_policy)).policy
+    plain = OmegaConf.to_container(_config(rest), resolve=True)
+    assert isinstance(plain, dict)
+    return policy, typed(FinetuneSettings, {str(key): value for key, value in plain.items()}, "")
+
+
+def _config(overrides: Sequence[str], *, hydra: bool = False) -> DictConfig:
+    with initialize_config_dir(str(assets_root() / "conf"), version_base="1.3"):
+        return compose("finetune", overrides=list(overrides), return_hydra_config=hydra)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Fine-tune and save; prints the loss as it goes, and what to type next.
+
+    Raises:
+        SettingsError: a value without sense, a model that is not there, a folder that is.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(_config((), hydra=True).hydra.help.template)
+        return
+    if arguments[-2:] == ["--cfg", "job"]:
+        print(OmegaConf.to_yaml(_config([text for text in arguments[:-2] if not text.startswith("policy")])))
+        return
+    refuse_options(arguments)
+    policy, settings = settings_of(arguments)
+    folder = Path(settings.out).expanduser()
+    if folder.exists() and not settings.overwrite:
+        raise SettingsError(f"out={settings.out!r}: {folder} is there already; set overwrite=true, or another out=")
+    check_lora(policy.lora)
+    source = policy_folder(policy.path)
+    started = time.monotonic()
+    losses, tokens = finetune(source, folder, policy, settings)
+    seconds = time.monotonic() - started
+    recipe = {key: value for key, value in asdict(settings).items() if key not in ("out", "overwrite")}
+    made = {"from": policy.path, "settings": recipe, "losses": losses, "trained_on_tokens": tokens, "seconds": seconds}
+    (folder / "warmstart.json").write_text(json.dumps(made, indent=1, default=str) + "\n", encoding="utf-8")
+    print(f"{folder}: loss {_mean(losses[-20:]):.3f} after {len(losses)} steps, {tokens} tokens, {seconds:.0f} seconds")
+    print(f"measure it with: python -m rti_exp.roles policy=smollm2_town policy.path={folder}")
+
+
+def finetune(source: Path, folder: Path, policy: PolicySettings, settings: FinetuneSettings) -> tuple[list[float], int]:
+    """The model of `source`, trained and saved to `folder`; (loss of each step in nats a trained token, tokens fed)."""
+    import torch
+
+    from rti_exp.models.adapters import add_lora, merge_lora
+    from rti_exp.models.load import load
+    from rti_exp.pretraining.documents import draw_document
+    from rti_exp.pretraining.training import train
+    from rti_exp.randomness import derive_seed
+    from rti_exp.rollout.renderers import renderer_for
+
+    quiet()
+    torch.set_num_threads(settings.threads)
+    torch.manual_seed(settings.seed)
+    given = f"policy.path={policy.path!r}"
+    loaded = load(source, policy.dtype, given=given)
+    renderer = renderer_for(loaded.tokenizer, settings.chat, given=given)
+    if policy.lora.rank:
+        add_lora(loaded.model, policy.lora, seed=derive_seed(settings.seed, "adapters"))
+    loaded.model.to(_device(settings.device))  # pyright: ignore[reportArgumentType]
+    rng = random.Random(derive_seed(settings.seed, "finetune"))
+    documents = [
+        draw_document(renderer, settings.prompts, settings.prior, rng) for _ in range(settings.training.documents)
+    ]
+    lengths = [len(document.token_ids) for document in documents]
+    steps, per_step = settings.training.steps, settings.training.documents_per_step
+    print(f"{len(documents)} documents of {_mean(lengths):.0f} tokens, {steps} steps of {per_step}", flush=True)
+    losses: list[float] = []
+    started = time.monotonic()
+
+    def progress(step: int, loss: float) -> None:
+        losses.append(loss)
+        if step % 10 == 0 or step in (1, steps):
+            left = (time.monotonic() - started) / step * (steps - step)
+            print(f"step {step} of {steps}, loss {_mean(losses[-10:]):.3f}, {left / 60:.0f} minutes left", flush=True)
+
+    train(loaded.model, documents, settings.training, derive_seed(settings.seed, "order"), progress)
+    model = merge_lora(loaded.model) if policy.lora.rank else loaded.model
+    model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    return losses, round(_mean(lengths) * steps * per_step)
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise SettingsError(f"device='cuda': torch {torch.__version__} finds no usable GPU here; take device=cpu")
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def chosen(arguments: Sequence[str]) -> bool:
+    """Whether the arguments of rti_exp.warmstart are for fine-tuning a policy rather than for making one."""
+    return any(text.partition("=")[0] == "policy" for text in arguments)
