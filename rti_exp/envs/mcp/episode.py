@@ -1,0 +1,141 @@
+"""One attempt at a task with a server's tools: tool calls, then a message to the user, which ends it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rti_exp.envs.base import InfrastructureError, StepResult
+from rti_exp.envs.mcp.judge import Judge
+from rti_exp.envs.mcp.rubric import CallRecord, Condition, Judged, Record
+from rti_exp.envs.mcp.session import McpSession
+from rti_exp.envs.mcp.task_file import conditions_of
+from rti_exp.types import Evidence, EvidenceLevel, Message, Task, ToolCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSettings:
+    state_tool: str | None = None
+    """A tool that tells the server's whole state: for state hash and `state_contains`, hidden from the policy."""
+    hidden_tools: tuple[str, ...] = ()
+    partial_reward: bool = False
+    """Reward is the share of conditions that are met, instead of 1 for all and 0 else."""
+    answer_characters: int = 8000
+    """A tool's longer answers are cut."""
+
+
+class McpEpisode:
+    """`open_session` gives the server to use: one of its own, or one that all share."""
+
+    def __init__(
+        self, task: Task, *, open_session: Callable[[], McpSession], judge: Judge | None, settings: EpisodeSettings
+    ) -> None:
+        self._task = task
+        self._open_session = open_session
+        self._judge = judge
+        self._settings = settings
+        self._conditions: list[Condition] = conditions_of(task.payload["rubric"])
+        self._session = open_session()
+        hidden = {*settings.hidden_tools, settings.state_tool}
+        self._tools = [tool for tool in self._session.tools if tool["name"] not in hidden]
+        self._check_tools()
+        self._calls: list[CallRecord] = []
+        self._said: list[Message] = []
+        self._turns = 0
+        self._answer: str | None = None
+
+    def _check_tools(self) -> None:
+        names = {tool["name"] for tool in self._session.tools}
+        wanted = {*self._settings.hidden_tools, *([self._settings.state_tool] if self._settings.state_tool else [])}
+        if not wanted <= names:
+            raise InfrastructureError(
+                f"the MCP server has no tool {sorted(wanted - names)[0]!r}; it has {sorted(names)}"
+            )
+
+    @property
+    def messages(self) -> list[Message]:
+        system = self._task.payload.get("system")
+        opening = [] if system is None else [Message(role="system", content=system)]
+        return [*opening, Message(role="user", content=self._task.payload["request"])]
+
+    @property
+    def tools(self) -> list[Mapping[str, Any]]:
+        return list(self._tools)
+
+    def step(self, message: Message) -> StepResult:
+        if self._answer is not None:
+            raise RuntimeError(f"the episode of {self._task.id} is over; start a new one")
+        self._turns += 1
+        self._said.append(message)
+        if message.malformed is not None:
+            return self._answers([f"Error: {message.malformed}"])
+        if message.tool_calls:
+            return self._answers([self._call(call) for call in message.tool_calls])
+        self._answer = message.content
+        return self._score()
+
+    def _answers(self, texts: Sequence[str]) -> StepResult:
+        observations = tuple(Message(role="tool", content=text) for text in texts)
+        self._said += observations
+        return StepResult(observations=observations, done=False)
+
+    def _call(self, call: ToolCall) -> str:
+        if call.name not in {tool["name"] for tool in self._tools}:
+            return f"Error: there is no tool {call.name!r}."
+        answer = self._session.call(call.name, call.arguments)
+        longest = self._settings.answer_characters
+        text = answer.text if len(answer.text) <= longest else answer.text[:longest] + " [cut]"
+        self._calls.append(CallRecord(name=call.name, arguments=call.arguments, answer=text, failed=answer.failed))
+        return text
+
+    def _score(self) -> StepResult:
+        met = self._met()
+        parts = {name: float(holds) for name, holds in met.items()}
+        reward = sum(parts.values()) / len(parts) if self._settings.partial_reward else float(all(met.values()))
+        return StepResult(observations=(), done=True, reward=reward, reward_parts=parts)
+
+    def _met(self) -> dict[str, bool]:
+        """By name of the condition. A judge is asked only about a conversation that has ended."""
+        record = Record(calls=tuple(self._calls), answer=self._answer, state=self._state())
+        return {
+            condition.name: self._judged(condition.check.question)
+            if isinstance(condition.check, Judged)
+            else condition.check.met(record)
+            for condition in self._conditions
+        }
+
+    def _judged(self, question: str) -> bool:
+        if self._answer is None:
+            return False
+        assert self._judge is not None
+        return self._judge.met([*self.messages, *self._said], question)
+
+    def _state(self) -> str:
+        tool = self._settings.state_tool
+        return "" if tool is None else self._session.call(tool, {}).text
+
+    def evidence(self, level: EvidenceLevel) -> Evidence:
+        if level == "none":
+            return Evidence(level=level)
+        met = self._met()
+        return Evidence(
+            level=level,
+            rubric=tuple(condition.text for condition in self._conditions),
+            failed=tuple(condition.text for condition in self._conditions if not met[condition.name]),
+            reference=self._task.payload.get("reference") if level == "reference" else None,
+        )
+
+    def state_hash(self) -> str:
+        """Over all calls and what the server answered, and its state where a tool tells it."""
+        calls = [[call.name, call.arguments, call.answer, call.failed] for call in self._calls]
+        state = [self._task.id, self._turns, self._answer, calls, self._state()]
+        return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+    def fork(self, messages: Sequence[Message]) -> McpEpisode:
+        episode = McpEpisode(self._task, open_session=self._open_session, judge=self._judge, settings=self._settings)
+        for message in messages:
+            episode.step(message)
+        return episode

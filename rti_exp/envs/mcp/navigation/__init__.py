@@ -1,0 +1,1 @@
+"""A small navigation benchmark that runs offline: an MCP server over the town's map, and tasks about it."""
