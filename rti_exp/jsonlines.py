@@ -140,7 +140,8 @@ class LineFile:
                 written += os.pwrite(self._descriptor, chunk[written:], self._size + written)
             os.fsync(self._descriptor)
         except OSError:
-            os.ftruncate(self._descriptor, self._size)  # a full disk must not leave half a line
+            with contextlib.suppress(OSError):  # the first error counts
+                os.ftruncate(self._descriptor, self._size)  # a full disk must not leave half a line
             raise
         self._size += len(chunk)
 

@@ -12,6 +12,9 @@ from rti_exp.rollout.render import Renderer
 from rti_exp.settings import RolloutSettings
 from rti_exp.types import Author, Fork, Status, Task, Trajectory, Turn
 
+LARGEST_REWARD = 1e9
+"""Beyond it a reward is the environment's mistake: the statistics of a group would overflow."""
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -46,7 +49,7 @@ def broken_trajectory(
 
 
 def _check_result(result: StepResult) -> None:
-    if result.done and not math.isfinite(result.reward):
+    if result.done and not abs(result.reward) <= LARGEST_REWARD:  # NaN too
         raise InfrastructureError(f"the environment gave the reward {result.reward}")
     if not all(isinstance(message.content, str) for message in result.observations):
         raise InfrastructureError("the environment gave an observation that is not text")

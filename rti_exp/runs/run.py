@@ -44,6 +44,8 @@ class Run:
             if fresh:
                 self._clear()
             self.checkpoints.mkdir(exist_ok=True)
+            for left in directory.glob(".*.tmp"):  # of a process that was killed amid a write
+                left.unlink()
             self._open_files()
             self.status: dict[str, Any] = read_status(directory) or {}
             self._recount()

@@ -164,7 +164,13 @@ class NumberEpisode(OddEpisode):
     result = StepResult(observations=(Message(role="tool", content=7),), done=False)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize(("kind", "text"), [(OddEpisode, "reward nan"), (NumberEpisode, "not text")])
+class HugeEpisode(OddEpisode):
+    result = StepResult(observations=(), done=True, reward=-1e300)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(OddEpisode, "reward nan"), (HugeEpisode, "reward -1e+300"), (NumberEpisode, "not text")]
+)
 def test_answers_without_sense_are_the_environments_failure(kind, text):
     world = GuessWorld()
     run = start(world, episode=kind(world.tasks("train")[0], world))
