@@ -20,6 +20,7 @@ from rti_exp.envs.isolated import IsolatedEnvironment
 from rti_exp.group_settings import CorrectorSettings, verifier_settings
 from rti_exp.paths import policy_folder
 from rti_exp.players import Player, collector, same_tokenizer, teacher_rollouts
+from rti_exp.remote_parts import check_remote, usage_callbacks
 from rti_exp.runs import Run
 from rti_exp.settings import SettingsError
 from rti_exp.trainer import forgetting, trainer
@@ -67,6 +68,7 @@ def check_parts(config: Config) -> None:
     """
     _check_algorithm(config)
     check_files(config)
+    check_remote(config)
     tasks = _training_tasks(config)
     if config.run.tasks_per_iteration > tasks:
         raise SettingsError(
@@ -263,6 +265,7 @@ def experiment(config: Config, run: Run | None, *, directory: Path) -> Experimen
     taught_by = teacher(config, policy, trained.strategy.root_device)
     engines = [policy.engine, *(one.engine for one in (writer, taught_by) if one is not None)]
     trained.callbacks.append(forgetting(engines))  # pyright: ignore[reportAttributeAccessIssue]
+    trained.callbacks[:0] = usage_callbacks(steps_in)  # pyright: ignore[reportAttributeAccessIssue]
     module = RTIModule(
         model=policy.model,
         engine=policy.engine,

@@ -29,19 +29,24 @@ from rti_exp.group_settings import (
     RecorderSettings,
     TopSettings,
     TrainerSettings,
-    VerifierNode,
 )
 from rti_exp.models.settings import PolicySettings, check_lora
 from rti_exp.paths import policy_folder
+from rti_exp.remote_settings import (
+    CORRECTOR_SETTINGS,
+    VALIDATOR_SETTINGS,
+    VERIFIER_SETTINGS,
+    RemotePolicySettings,
+    without_volatile,
+)
 from rti_exp.runs import run_key
+from rti_exp.secrecy import refuse_secrets
 from rti_exp.settings import (
     CHECK_NAMES,
     EvaluationSettings,
     GateSettings,
     InterventionSettings,
     ReweightSettings,
-from rti_exp.secrecy import refuse_secrets
-    RoleSettings,
     RolloutSettings,
     RunSettings,
     SettingsError,
@@ -114,9 +119,9 @@ PARTS: dict[str, type | Mapping[str, type] | None] = {
     "algorithm": ALGORITHM_SETTINGS,
     "engine": LocalEngineSettings,
     "env": None,
-    "validator": RoleSettings,
-    "corrector": CorrectorSettings,
-    "verifier": VerifierNode,
+    "validator": VALIDATOR_SETTINGS,
+    "corrector": CORRECTOR_SETTINGS,
+    "verifier": VERIFIER_SETTINGS,
     "probe": ProbeSettings,
     "logger": None,
 }
@@ -151,7 +156,8 @@ def check(cfg: DictConfig) -> Config:
             )
     run = typed(RunSettings, _only(nodes, RunSettings), "")
     top = typed(TopSettings, _only(nodes, TopSettings), "")
-    made: dict[str, Any] = {attribute: typed(cls, nodes[key], key) for key, (attribute, cls) in GROUPS.items()}
+    classes = {**GROUPS, "policy": ("policy", RemotePolicySettings)} if "remote" in nodes["policy"] else GROUPS
+    made: dict[str, Any] = {attribute: typed(cls, nodes[key], key) for key, (attribute, cls) in classes.items()}
     timeout = _timeout(nodes["env"].get(TIMEOUT))
     options = {name: value for name, value in nodes["env"].items() if name != TIMEOUT}
     parts: dict[str, Any] = {
@@ -159,7 +165,7 @@ def check(cfg: DictConfig) -> Config:
     }
     plain = _plain(nodes, run, top, made, parts)
     plain["env"][TIMEOUT] = timeout
-    key = run_key(_identity(plain))
+    key = run_key(_identity(plain, parts))
     return Config(run=run, top=top, env_timeout=timeout, plain=plain, key=key, **made, **parts)
 
 
@@ -192,6 +198,8 @@ def check_files(config: Config) -> None:
     Raises:
         SettingsError: naming the key, and the missing file or what would be right.
     """
+    if isinstance(config.policy, RemotePolicySettings):
+        raise SettingsError("policy=remote: a remote model can be evaluated (rti_exp.evaluate), not trained")
     check_lora(config.policy.lora)
     _check_positions(policy_folder(config.policy.path), config.rollout.max_context)
     if isinstance(config.corrector.options, CorrectorSettings) and config.corrector.options.path is not None:
@@ -250,15 +258,18 @@ def _data(settings: Any) -> Any:
     return settings
 
 
-def _identity(plain: Mapping[str, Any]) -> dict[str, Any]:
+def _identity(plain: Mapping[str, Any], parts: Mapping[str, Part]) -> dict[str, Any]:
     identity = {key: value for key, value in plain.items() if key not in VOLATILE}
-    identity["precision"] = plain["trainer"]["precision"]
+    for key in ("validator", "corrector", "verifier"):
+        if dataclasses.is_dataclass(parts[key].options):
+            identity[key] = without_volatile(parts[key].options, plain[key])
     identity["env"] = {key: value for key, value in plain["env"].items() if key != TIMEOUT}
     identity["policy"] = _without_defaults(plain["policy"], PolicySettings(), kept=("path", "dtype"))
+    identity["precision"] = plain["trainer"]["precision"]
     return identity
 
 
 def _without_defaults(node: Mapping[str, Any], defaults: Any, *, kept: tuple[str, ...]) -> dict[str, Any]:
     """Options at their defaults do not count, but for `kept`: a key that is added later makes no other run."""
     plain = _data(defaults)
-    return {key: value for key, value in node.items() if key in kept or value != plain[key]}
+    return {key: value for key, value in node.items() if key in kept or key not in plain or value != plain[key]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from dataclasses import dataclass, field
@@ -178,5 +177,4 @@ class TopSettings:
 def verifier_settings(node: VerifierNode) -> tuple[VerifierSettings, RoleSettings]:
     """The two halves of the verifier's group."""
     checks = [name for name in CHECK_NAMES if name in node.checks]
-    asked = RoleSettings(**{entry.name: getattr(node, entry.name) for entry in dataclasses.fields(RoleSettings)})
-    return VerifierSettings(policy=node.policy, rule=node.rule, checks=checks), asked
+    return VerifierSettings(policy=node.policy, rule=node.rule, checks=checks), node

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rti_exp.group_settings import VerifierNode
+from rti_exp.group_settings import CorrectorSettings, VerifierNode
+from rti_exp.models.settings import PolicySettings
 from rti_exp.settings import RolePrompt, RoleSettings, SamplingSettings, SettingsError
 
 
@@ -25,8 +27,8 @@ class RemoteSettings:
     The API key is named, never given: `api_key` is the name of an environment variable.
     """
 
-    base_url: str = "https://api.openai.com/v1"
-    model: str = ""
+    base_url: str = "http://127.0.0.1:8000/v1"
+    model: str = "Qwen/Qwen3-8B"
     answers_as: str | None = None
     """The model's name in its answers. null: `model`, or `model` with a suffix (a dated snapshot); "*": any name."""
     api_key: str | None = _volatile(None)
@@ -135,22 +137,66 @@ class RemoteSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteCorrectorSettings(SamplingSettings):
-    remote: RemoteSettings
-    instruction: RolePrompt
+    remote: RemoteSettings = field(default_factory=RemoteSettings)
+    instruction: RolePrompt = field(default_factory=RolePrompt)
     """What the remote model is asked; {evidence} and {reason} are filled in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteValidatorSettings(RoleSettings):
-    remote: RemoteSettings
-    instruction: RolePrompt
+    remote: RemoteSettings = field(default_factory=RemoteSettings)
+    instruction: RolePrompt = field(default_factory=RolePrompt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteVerifierSettings(VerifierNode):
-    remote: RemoteSettings
-    instructions: dict[str, RolePrompt]
+    remote: RemoteSettings = field(default_factory=RemoteSettings)
+    instructions: dict[str, RolePrompt] = field(default_factory=dict)
     """One for each check."""
+
+
+_INTERVENTION = "rti_exp.intervention"
+CORRECTOR_SETTINGS: dict[str, type] = {
+    f"{_INTERVENTION}.corrector.SelfCorrector": CorrectorSettings,
+    f"{_INTERVENTION}.corrector.TeacherCorrector": CorrectorSettings,
+    f"{_INTERVENTION}.remote_roles.RemoteCorrector": RemoteCorrectorSettings,
+}
+VALIDATOR_SETTINGS: dict[str, type] = {
+    f"{_INTERVENTION}.validator.Validator": RoleSettings,
+    f"{_INTERVENTION}.remote_roles.RemoteValidator": RemoteValidatorSettings,
+}
+VERIFIER_SETTINGS: dict[str, type] = {
+    f"{_INTERVENTION}.verifier.Verifier": VerifierNode,
+    f"{_INTERVENTION}.remote_roles.RemoteVerifier": RemoteVerifierSettings,
+}
+"""Target -> the class of its group's options."""
+
+
+class ToolCalls(enum.StrEnum):
+    """How a remote policy is told the tools and calls them: as the API's own, or as text (one JSON object)."""
+
+    native = "native"
+    text = "text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemotePolicySettings(PolicySettings):
+    """A remote model in the policy's place: for evaluation only."""
+
+    path: str = ""
+    remote: RemoteSettings = field(default_factory=RemoteSettings)
+    tool_calls: ToolCalls = ToolCalls.native
+    system: str = ""
+    """A system message of ours, before the environment's; empty: none."""
+    max_tokens: int = 1024
+    """The endpoint's tokens that one assistant turn may take."""
+
+    def __post_init__(self) -> None:
+        PolicySettings.__post_init__(self)
+        if self.path:
+            raise SettingsError(f"path={self.path!r}: must be left out, the model is policy.remote.model")
+        if self.max_tokens < 1:
+            raise SettingsError(f"max_tokens={self.max_tokens}: must be an integer >= 1")
 
 
 def without_volatile(settings: Any, plain: Mapping[str, Any]) -> dict[str, Any]:
