@@ -123,6 +123,7 @@ def player(config: Config, path: str, *, key: str = "policy.path", device: torch
     """
     from rti_exp.models.adapters import add_lora
     from rti_exp.models.load import load
+    from rti_exp.models.recompute import recompute_layers
     from rti_exp.rollout.renderers import renderer_for
 
     given = f"{key}={path!r}"
@@ -130,6 +131,8 @@ def player(config: Config, path: str, *, key: str = "policy.path", device: torch
     renderer = renderer_for(loaded.tokenizer, config.policy.chat, given=given)
     if key == "policy.path" and config.policy.lora.rank:
         add_lora(loaded.model, config.policy.lora, seed=config.run.seed)
+    if key == "policy.path" and config.policy.gradient_checkpointing:
+        recompute_layers(loaded.model)
     if device is not None:
         loaded.model.to(device)  # pyright: ignore[reportArgumentType]  (a decorator hides its signature)
     try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rti_exp.batch import Batch
+from rti_exp.models.head import can_be_chunked, chunked_log_probs
 
 ENTROPY_ROWS = 1024
 """Positions whose entropy is computed at once: a bound on memory, never the result."""
@@ -27,8 +29,9 @@ class TrainedPositions:
     """Forward pass of a causal language model that spends vocabulary-sized work on trained tokens only.
 
     Right padding and no attention mask: a causal model's positions do not see what follows them. Hidden states
-    are gathered before the head. Where decoder and head alone do not give the model's own logits (soft-capping,
-    scaling, an architecture that cannot be taken apart), all logits are computed and then gathered.
+    are gathered before the head, and a head with a large vocabulary is applied to a chunk of them at a time. Where
+    decoder and head alone do not give the model's own logits (soft-capping, scaling, an architecture that cannot be
+    taken apart), all logits are computed and then gathered.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -40,23 +43,31 @@ class TrainedPositions:
 
     def __call__(self, batch: Batch) -> TokenLogProbs:
         rows_N, columns_N = batch.loss_mask_BT.nonzero(as_tuple=True)
-        logits_NV = self._logits(batch.token_ids_BT[:, :-1], rows_N, columns_N - 1)
-        if logits_NV.dtype in (torch.float16, torch.bfloat16):
-            logits_NV = logits_NV.float()
-        chosen_N = logits_NV.gather(1, batch.token_ids_BT[rows_N, columns_N, None])[:, 0]
-        log_probs_N = chosen_N - logits_NV.logsumexp(dim=1)
+        input_ids_BT, targets_N = batch.token_ids_BT[:, :-1], batch.token_ids_BT[rows_N, columns_N]
+        if self._parts is not None and can_be_chunked(self._parts[1]):
+            hidden_ND = self._hidden(self._parts[0], input_ids_BT, rows_N, columns_N - 1)
+            log_probs_N, entropy_N = chunked_log_probs(cast(nn.Linear, self._parts[1]), hidden_ND, targets_N)
+        else:
+            logits_NV = self._logits(input_ids_BT, rows_N, columns_N - 1)
+            if logits_NV.dtype in (torch.float16, torch.bfloat16):
+                logits_NV = logits_NV.float()
+            log_probs_N = logits_NV.gather(1, targets_N[:, None])[:, 0] - logits_NV.logsumexp(dim=1)
+            entropy_N = _entropy(logits_NV)
         zeros_BT = torch.zeros(batch.loss_mask_BT.shape, dtype=log_probs_N.dtype, device=log_probs_N.device)
         return TokenLogProbs(
             log_probs_BT=zeros_BT.index_put((rows_N, columns_N), log_probs_N),
-            entropy_BT=zeros_BT.index_put((rows_N, columns_N), _entropy(logits_NV)),
+            entropy_BT=zeros_BT.index_put((rows_N, columns_N), entropy_N),
         )
+
+    @staticmethod
+    def _hidden(decoder: nn.Module, token_ids_BT: Tensor, rows_N: Tensor, columns_N: Tensor) -> Tensor:
+        return decoder(input_ids=token_ids_BT, use_cache=False).last_hidden_state[rows_N, columns_N]
 
     def _logits(self, token_ids_BT: Tensor, rows_N: Tensor, columns_N: Tensor) -> Tensor:
         if self._parts is None:
             return self.model(input_ids=token_ids_BT, use_cache=False).logits[rows_N, columns_N]
         decoder, head = self._parts
-        hidden_BTD = decoder(input_ids=token_ids_BT, use_cache=False).last_hidden_state
-        return head(hidden_BTD[rows_N, columns_N])
+        return head(self._hidden(decoder, token_ids_BT, rows_N, columns_N))
 
 
 @torch.no_grad()

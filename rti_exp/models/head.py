@@ -1,0 +1,103 @@
+"""Log-probs under a language modelling head without the logits of all positions at once.
+
+With N trained positions and a vocabulary of V, logits and their gradient are 2 N V floats; here they are made a chunk
+of positions at a time, once forward and once more backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+CHUNKED_FROM = 16384
+"""Vocabularies of fewer entries take the plain way: there is nothing to gain."""
+CHUNK_VALUES = 2**24
+"""Logits of one chunk; memory only, never more than rounding of the result."""
+
+
+def can_be_chunked(head: nn.Module) -> bool:
+    """Whether `head` is a plain linear layer with a large vocabulary, its weights whole in this process."""
+    return type(head) is nn.Linear and head.out_features >= CHUNKED_FROM and type(head.weight.data) is Tensor
+
+
+def chunked_log_probs(head: nn.Linear, hidden_ND: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-prob of each target, with gradient to `hidden_ND` and the head, and the distribution's entropy, without.
+
+    Args:
+        hidden_ND: hidden states before the head.
+        targets_N: token ids.
+
+    Returns:
+        Two float32 tensors [N], in nats.
+    """
+    log_probs_N, entropy_N = _ChunkedLogProbs.apply(hidden_ND, head.weight, head.bias, targets_N)  # pyright: ignore
+    return log_probs_N, entropy_N
+
+
+def _rows(vocabulary: int) -> int:
+    return max(1, CHUNK_VALUES // vocabulary)
+
+
+class _ChunkedLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        normalizers, chosen, entropies = [], [], []
+        ctx.dtype = hidden_ND.dtype
+        for hidden_CD, targets_C in _chunks(hidden_ND, targets_N, len(weight_VD)):
+            logits_CV = functional.linear(hidden_CD, weight_VD, bias_V)
+            ctx.dtype = logits_CV.dtype  # autocast's, if it is on
+            logits_CV = logits_CV.float()
+            normalizer_C = logits_CV.logsumexp(dim=1)
+            chosen.append(logits_CV.gather(1, targets_C[:, None])[:, 0] - normalizer_C)
+            normalizers.append(normalizer_C)
+            logits_CV -= normalizer_C[:, None]
+            # A probability of 0 contributes 0, not 0 * -inf.
+            products_CV = logits_CV.exp().mul_(logits_CV.clamp_(min=torch.finfo(torch.float32).min))
+            entropies.append(-products_CV.sum(dim=1))
+        empty = hidden_ND.new_zeros(0, dtype=torch.float32)
+        log_probs_N, entropy_N = torch.cat([empty, *chosen]), torch.cat([empty, *entropies])
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, torch.cat([empty, *normalizers]))
+        ctx.mark_non_differentiable(entropy_N)
+        return log_probs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        gradient_N = gradients[0]
+        hidden_ND, weight_VD, bias_V, targets_N, normalizer_N = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        weight = weight_VD.to(ctx.dtype)
+        hidden_gradient = torch.empty_like(hidden_ND) if wants_hidden else None
+        weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_weight else None
+        bias_gradient = torch.zeros_like(bias_V, dtype=torch.float32) if wants_bias else None
+        rows = _rows(len(weight_VD))
+        for start in range(0, len(hidden_ND), rows):
+            part = slice(start, start + rows)
+            hidden_CD = hidden_ND[part].to(ctx.dtype)
+            logits_CV = functional.linear(hidden_CD, weight, None if bias_V is None else bias_V.to(ctx.dtype)).float()
+            # d log p(target) / d logits = onehot(target) - softmax
+            logits_CV -= normalizer_N[part, None]
+            logits_CV.exp_().mul_(-gradient_N[part, None])
+            logits_CV.scatter_add_(1, targets_N[part, None], gradient_N[part, None].float())
+            if bias_gradient is not None:
+                bias_gradient += logits_CV.sum(dim=0)
+            logits_CV = logits_CV.to(ctx.dtype)
+            if hidden_gradient is not None:
+                hidden_gradient[part] = logits_CV @ weight
+            if weight_gradient is not None:
+                weight_gradient.addmm_(logits_CV.T.float(), hidden_CD.float())
+        return (
+            hidden_gradient,
+            None if weight_gradient is None else weight_gradient.to(weight_VD.dtype),
+            None if bias_gradient is None else bias_gradient.to(bias_V.dtype),
+            None,
+        )
+
+
+def _chunks(hidden_ND: Tensor, targets_N: Tensor, vocabulary: int) -> list[tuple[Tensor, Tensor]]:
+    rows = _rows(vocabulary)
+    return [(hidden_ND[at : at + rows], targets_N[at : at + rows]) for at in range(0, len(hidden_ND), rows)]
