@@ -8,6 +8,7 @@ for it begins quickly.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import resource
 import signal
@@ -50,6 +51,11 @@ def break_down(fault: str, note: str | None) -> None:
     if fault == "memory":
         resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
         _ = bytearray(2**31)
+    if fault == "a full disk":  # for this process: no file may grow beyond this
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 30000))
+    if fault == "no more memory":  # for this process, whatever asks for it
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**20, used + 2**20))
     if fault == "say too much":
         raise RuntimeError("x" * (65 * 2**20))
 
@@ -114,6 +120,9 @@ class FaultyEpisode:
 
     def step(self, message: Message) -> StepResult:
         self._check("step")
+        if self.world.fault == "luck":  # no fault: any text ends the episode, and half of them succeed
+            even = hashlib.sha256(message.content.encode("utf-8", "replace")).digest()[0] % 2
+            return StepResult(observations=(), done=True, reward=float(even))
         return self.episode.step(message)
 
     def evidence(self, level: EvidenceLevel) -> Evidence:

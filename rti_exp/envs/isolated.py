@@ -7,133 +7,28 @@ replay, when they are asked for the next time; a replay that leads elsewhere cos
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import math
-import os
-import select
-import signal
-import subprocess
-import sys
 import time
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rti_exp.envs import wire
 from rti_exp.envs.base import InfrastructureError, StepResult
+from rti_exp.envs.process import WorkerLost, WorkerProcess
 from rti_exp.types import Evidence, EvidenceLevel, Message, Task
 
 START_SECONDS = 120.0
 """How long making the environment and listing its tasks may take, if `timeout` is not longer."""
-LOSSES_IN_A_ROW = 3
-"""After so many calls without an answer, and no turn carried out between them, the environment is left alone for a
-while: calls fail at once. So one that always hangs costs a few time-outs, not one for each rollout."""
+LOSSES_OF_A_TASK = 2
+TASKS_IN_A_ROW = 6
+"""A task that has cost so many answers is left alone for a while: calls for its episodes fail at once. All tasks are,
+if so many have cost one and no turn was carried out between them. So a task that always hangs costs two time-outs
+and not one for each member of its group, and an environment that always hangs costs twelve at most."""
+EVERY = "*"
 REST = 10.0
-"""How long it is left alone, in time-outs; then one call tries."""
-LARGEST_ANSWER = 64 * 2**20
-"""Bytes of one answer."""
-
-
-class WorkerLost(InfrastructureError):
-    """The environment's process did not answer in time, or has ended."""
-
-
-class WorkerProcess:
-    """One process, and the pipes to it. Its end is the end of all that it has started."""
-
-    def __init__(self) -> None:
-        call_read, self._calls = os.pipe()
-        self._answers, answer_write = os.pipe()
-        life_read, self._life = os.pipe()
-        given = (call_read, answer_write, life_read)
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "rti_exp.envs.worker", *map(str, given)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=given,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                start_new_session=True,
-            )
-        except BaseException:
-            for descriptor in (self._calls, self._answers, self._life):
-                os.close(descriptor)
-            raise
-        finally:
-            for descriptor in given:
-                os.close(descriptor)
-        os.set_blocking(self._calls, False)
-        os.set_blocking(self._answers, False)
-        self._rest = b""
-        ours = (self._calls, self._answers, self._life)
-        self.kill = weakref.finalize(self, _kill, self.process, ours, os.getpid())
-
-    def ask(self, call: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """
-        Raises:
-            WorkerLost: no answer in time, or the process has ended; it is of no more use.
-        """
-        deadline = time.monotonic() + seconds
-        try:
-            self._send(wire.to_line(call), deadline)
-            return wire.from_line(self._receive(deadline))
-        except TimeoutError:
-            raise WorkerLost(f"the environment's {call['what']} took longer than {seconds:g} s") from None
-        except (BrokenPipeError, EOFError):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(1.0)
-            raise WorkerLost(f"the environment's process ended in {call['what']}{self._how()}") from None
-        except ValueError as error:
-            raise WorkerLost(f"the environment's process answered {call['what']} with {error}") from None
-
-    def _how(self) -> str:
-        code = self.process.returncode
-        if code is None:
-            return ""
-        return f" ({signal.Signals(-code).name})" if code < 0 else f" (exit code {code})"
-
-    def _send(self, line: bytes, deadline: float) -> None:
-        while line:
-            _wait(self._calls, deadline, writing=True)
-            with contextlib.suppress(BlockingIOError):
-                line = line[os.write(self._calls, line) :]
-
-    def _receive(self, deadline: float) -> bytes:
-        parts = [self._rest]
-        size = len(self._rest)
-        while b"\n" not in parts[-1]:
-            _wait(self._answers, deadline, writing=False)
-            try:
-                part = os.read(self._answers, 65536)
-            except BlockingIOError:
-                continue
-            if not part:
-                raise EOFError
-            parts.append(part)
-            size += len(part)
-            if size > LARGEST_ANSWER:
-                raise ValueError(f"more than {LARGEST_ANSWER} bytes")
-        line, _, self._rest = b"".join(parts).partition(b"\n")
-        return line
-
-
-def _wait(descriptor: int, deadline: float, *, writing: bool) -> None:
-    left = deadline - time.monotonic()
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT if writing else select.POLLIN)
-    if left <= 0 or not poll.poll(math.ceil(left * 1000)):
-        raise TimeoutError
-
-
-def _kill(process: subprocess.Popen[bytes], descriptors: Sequence[int], owner: int) -> None:
-    if os.getpid() != owner:  # a forked copy of the process that began it
-        return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for descriptor in descriptors:
-        os.close(descriptor)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(5.0)
+"""How long a task, or all, is left alone, in time-outs."""
 
 
 class IsolatedEnvironment:
@@ -154,8 +49,9 @@ class IsolatedEnvironment:
         self._worker: WorkerProcess | None = None
         self._numbers = itertools.count()
         self._forgotten: list[int] = []
-        self._losses = 0
-        self._resting_until = 0.0
+        self._losses: Counter[str] = Counter()
+        self._resting: dict[str, float] = {}
+        self._row: set[str] = set()
         self.generation = 0
         self.max_turns: int = self.call({"what": "hello"}, restart=True)["max_turns"]
 
@@ -182,17 +78,16 @@ class IsolatedEnvironment:
         """The episode is of no more use; the process is told with the next call."""
         self._forgotten.append(number)
 
-    def call(self, call: Mapping[str, Any], *, restart: bool = False) -> Any:
+    def call(self, call: Mapping[str, Any], *, task: str = "", restart: bool = False) -> Any:
         """The answer's value. `restart` allows the time that making an environment takes.
 
         Raises:
             ValueError: while being made, the environment raised that.
             InfrastructureError: the environment raised; its process did not answer in time, or ended.
         """
-        if time.monotonic() < self._resting_until:
-            raise WorkerLost(
-                f"the environment gave no answer {self._losses} times, and carried out no turn; it was not asked again"
-            )
+        for whose, name in ((EVERY, "all tasks are"), (task, "this task is")):
+            if time.monotonic() < self._resting.get(whose, 0.0):
+                raise WorkerLost(f"the environment gave no answer again and again; {name} left alone for a while")
         seconds = max(self.timeout, START_SECONDS) if restart else self.timeout
         try:
             made = self._begun()
@@ -202,7 +97,7 @@ class IsolatedEnvironment:
             forgotten, self._forgotten = self._forgotten, []
             answer = self._worker.ask({**call, "forget": forgotten}, seconds)
         except WorkerLost:
-            self._lost()
+            self._lost(task)
             raise
         except BaseException:  # an interrupt amid an answer: what comes next would be taken for another call's
             self.close()
@@ -211,7 +106,7 @@ class IsolatedEnvironment:
 
     def stepped(self) -> None:
         """An episode has moved on, so that the environment is not down as a whole."""
-        self._losses = 0
+        self._row.clear()
 
     def _begun(self) -> Any:
         """Begin a process if there is none, and make the environment in it."""
@@ -227,11 +122,15 @@ class IsolatedEnvironment:
                 raise ValueError(answer["error"])
         return _value(answer)
 
-    def _lost(self) -> None:
+    def _lost(self, task: str) -> None:
         self.close()
-        self._losses += 1
-        if self._losses >= LOSSES_IN_A_ROW:
-            self._resting_until = time.monotonic() + REST * self.timeout
+        until = time.monotonic() + REST * self.timeout
+        self._losses[task] += 1
+        if self._losses[task] >= LOSSES_OF_A_TASK:
+            self._losses[task], self._resting[task] = 0, until
+        self._row.add(task)
+        if len(self._row) >= TASKS_IN_A_ROW:
+            self._resting[EVERY] = until
 
 
 def _value(answer: Mapping[str, Any]) -> Any:
@@ -290,7 +189,7 @@ class IsolatedEpisode:
 
     def _ask_as_new(self, call: Mapping[str, Any]) -> dict[str, Any]:
         self._number = self._environment.number()
-        opening = self._environment.call({**call, "episode": self._number})
+        opening = self._ask(call)
         self._generation = self._environment.generation
         self._forget = weakref.finalize(self, self._environment.forget, self._number)
         return opening
@@ -303,7 +202,10 @@ class IsolatedEpisode:
     def _call(self, call: Mapping[str, Any]) -> Any:
         if not self._is_there:
             self._take_up()
-        return self._environment.call({**call, "episode": self._number})
+        return self._ask(call)
+
+    def _ask(self, call: Mapping[str, Any]) -> Any:
+        return self._environment.call({**call, "episode": self._number}, task=self._task.id)
 
     def _take_up(self) -> None:
         """Bring the episode to where it was, in a new process.
@@ -320,7 +222,7 @@ class IsolatedEpisode:
             self._hash is None or self._environment.call({"what": "state_hash", "episode": self._number}) == self._hash
         )
         for message, result in zip(self._messages[known:], self._since, strict=True):
-            call = {"what": "step", "message": wire.message_form(message), "episode": self._number}
-            same = same and wire.result_of(self._environment.call(call)) == result
+            call = {"what": "step", "message": wire.message_form(message)}
+            same = same and wire.result_of(self._ask(call)) == result
         if not same:
             raise InfrastructureError("the environment's process was lost, and a replay led to another state")

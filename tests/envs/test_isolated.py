@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from rti_exp.envs import isolated
+from rti_exp.envs import isolated, process
 from rti_exp.envs.base import Environment, InfrastructureError
-from rti_exp.envs.isolated import IsolatedEnvironment, WorkerLost
+from rti_exp.envs.isolated import IsolatedEnvironment
+from rti_exp.envs.process import WorkerLost
 from rti_exp.envs.town import Town
 from rti_exp.types import Message, Task, ToolCall
 
@@ -155,7 +156,7 @@ def test_a_hang_before_the_first_episode_is_bounded(worlds: Any, monkeypatch: py
 
 
 def test_an_answer_without_end_is_cut_off(worlds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolated, "LARGEST_ANSWER", 2**20)
+    monkeypatch.setattr(process, "LARGEST_ANSWER", 2**20)
     world = worlds(fault="say too much", timeout=10.0)
     with pytest.raises(WorkerLost, match="answered step with more than 1048576 bytes"):
         world.start(world.tasks("train")[0]).step(Message(role="assistant", content="hello"))
@@ -169,25 +170,33 @@ def test_bad_options_are_told_as_by_the_environment_itself(worlds: Any) -> None:
         worlds(fault="raise", at="make")
 
 
-def test_an_environment_that_always_hangs_is_left_alone(worlds: Any) -> None:
-    """Ninety-six rollouts cost three time-outs, and after a rest one call tries again."""
-    world = worlds(fault="hang", timeout=0.3)
-    episodes = [world.start(task) for task in world.tasks("train")[:1] * 96]
-    message = Message(role="assistant", content="hello")
-    began = time.monotonic()
-    errors = []
-    for episode in episodes:
-        with pytest.raises(WorkerLost) as caught:
-            episode.step(message)
-        errors.append(str(caught.value))
-    assert time.monotonic() - began < 3 * (0.3 + SLACK)
-    assert sum("took longer" in error for error in errors) == 3
-    assert errors[3] == "the environment gave no answer 3 times, and carried out no turn; it was not asked again"
-    world._resting_until = time.monotonic()
-    with pytest.raises(WorkerLost, match="took longer"):
-        world.start(world.tasks("train")[0]).step(message)
-    with pytest.raises(WorkerLost, match="not asked again"):
-        world.start(world.tasks("heldout")[0])
+def lost(episode: Any) -> str:
+    with pytest.raises(WorkerLost) as caught:
+        episode.step(Message(role="assistant", content="hello"))
+    return str(caught.value)
+
+
+def test_a_task_that_always_hangs_costs_two_time_outs_and_the_others_nothing(worlds: Any) -> None:
+    world = worlds(fault="hang", of=["nav_hard"], timeout=0.3)
+    tasks = {task.family: task for task in world.tasks("train")}
+    broken = [world.start(tasks["nav_hard"]) for _ in range(8)]
+    others = [world.start(tasks["pay_hard"]) for _ in range(8)]
+    errors = [lost(episode) for episode in broken]
+    assert sum("took longer" in error for error in errors) == 2
+    assert errors[2:] == ["the environment gave no answer again and again; this task is left alone for a while"] * 6
+    for episode in others:
+        assert not episode.step(messages_of(tasks["pay_hard"])[0]).done
+
+
+def test_an_environment_that_always_hangs_costs_a_few_time_outs(worlds: Any) -> None:
+    """Each of twelve tasks eight times; after a rest one call tries again."""
+    world = worlds(fault="hang", timeout=0.2, train_tasks=2)
+    episodes = [world.start(task) for task in world.tasks("train")[:12] for _ in range(8)]
+    errors = [lost(episode) for episode in episodes]
+    assert sum("took longer" in error for error in errors) <= 12
+    assert errors[-1] == "the environment gave no answer again and again; all tasks are left alone for a while"
+    world._resting.clear()
+    assert "took longer" in lost(world.start(world.tasks("train")[0]))
 
 
 def test_a_replay_that_leads_elsewhere_costs_the_episode(worlds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
