@@ -64,7 +64,7 @@ def _interval_notes(study: Study, summary: Summary) -> tuple[str, ...]:
     if counts:
         notes.append(
             f"Intervals: 95%, percentile, {RESAMPLES:,} bootstrap draws of seeds, then of tasks "
-            "(a task drawn is drawn for all seeds that share it)."
+            "(a task drawn is drawn for all seeds that share it). IQM: interquartile mean of the seeds' pass@1."
         )
     if 1 in counts:
         notes.append("Arms with one seed: clustered by task only; the interval says nothing about other seeds.")
@@ -96,7 +96,7 @@ def _interval_notes(study: Study, summary: Summary) -> tuple[str, ...]:
 def results_sheet(study: Study, summary: Summary) -> Sheet:
     return Sheet(
         title="Held-out tasks, last evaluation",
-        columns=("arm", "runs (seeds)", "base pass@1", *(f"pass@{k}" for k in KS)),
+        columns=("arm", "runs (seeds)", "base pass@1", *(f"pass@{k}" for k in KS), "IQM"),
         labels=2,
         rows=tuple(
             (
@@ -104,6 +104,7 @@ def results_sheet(study: Study, summary: Summary) -> Sheet:
                 _show_states(arm),
                 show_interval(arm.base),
                 *(show_interval(arm.passes[k]) for k in KS),
+                NONE if math.isnan(arm.iqm[KS[0]]) else f"{arm.iqm[KS[0]]:.3f}",
             )
             for arm in summary.arms
         ),

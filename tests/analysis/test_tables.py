@@ -40,9 +40,23 @@ def test_results_have_the_known_numbers(delta_study: Path):
     sheet = results_sheet(study, summarize(study))
     # Two seeds whose tasks are all alike: the interval spans the seeds.
     assert sheet.rows == (
-        ("gate.delta=0", "2 done (0, 1)", "0.125 [0.125, 0.125]", "0.375 [0.250, 0.500]", "1.000 [1.000, 1.000]"),
-        ("gate.delta=5", "2 done (0, 1)", "0.125 [0.125, 0.125]", "0.812 [0.750, 0.938]", "1.000 [1.000, 1.000]"),
-        ("gate.delta=inf", "1 done (0), 1 failed", "0.125 [0.125, 0.125]", *["0.500 [0.000, 1.000]"] * 2),
+        (
+            "gate.delta=0",
+            "2 done (0, 1)",
+            "0.125 [0.125, 0.125]",
+            "0.375 [0.250, 0.500]",
+            "1.000 [1.000, 1.000]",
+            "0.375",
+        ),
+        (
+            "gate.delta=5",
+            "2 done (0, 1)",
+            "0.125 [0.125, 0.125]",
+            "0.812 [0.750, 0.938]",
+            "1.000 [1.000, 1.000]",
+            "0.812",
+        ),
+        ("gate.delta=inf", "1 done (0), 1 failed", "0.125 [0.125, 0.125]", *["0.500 [0.000, 1.000]"] * 2, "0.500"),
     )
     assert any("one seed: clustered by task only" in note for note in sheet.notes)
     assert any("2 to 4 seeds" in note for note in sheet.notes)
@@ -197,7 +211,7 @@ def test_too_few_samples_for_pass_at_8_are_said(tmp_path: Path):
     studies.write_run(tmp_path, studies.config(5, 0), rows)
     study = load_study(tmp_path)
     sheet = results_sheet(study, summarize(study))
-    assert sheet.rows[0][3:] == ("0.500 [0.500, 0.500]", "-")
+    assert sheet.rows[0][3:] == ("0.500 [0.500, 0.500]", "-", "0.500")
     told = "2 of 2 task evaluations have fewer than 8 valid samples and are left out of pass@8."
     assert told in sheet.notes
 
