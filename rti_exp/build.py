@@ -60,8 +60,11 @@ def environment(config: Config, *, isolated: bool = True) -> Environment:
         raise SettingsError(str(error)) from error
 
 
-def check_parts(config: Config) -> None:
+def check_parts(config: Config, *, training: bool = True) -> None:
     """What can be known without torch: that the models are there, and that the environment can be made.
+
+    Args:
+        training: whether there have to be enough training tasks; a benchmark may hold out all it has.
 
     Raises:
         SettingsError: naming the key, and what would be right.
@@ -70,7 +73,7 @@ def check_parts(config: Config) -> None:
     check_files(config)
     check_remote(config)
     tasks = _training_tasks(config)
-    if config.run.tasks_per_iteration > tasks:
+    if training and config.run.tasks_per_iteration > tasks:
         raise SettingsError(
             f"tasks_per_iteration={config.run.tasks_per_iteration}: must be at most {tasks}, "
             "the number of training tasks"
