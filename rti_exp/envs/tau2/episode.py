@@ -117,6 +117,7 @@ class Tau2Episode:
         if self._ending is not None:
             raise RuntimeError(f"the episode of {self._world_task.id} is over; start a new one")
         self._turns += 1
+        self._score = None
         if message.malformed is not None:
             observations = self._refuse(message, message.malformed)
         elif message.tool_calls:
@@ -220,7 +221,7 @@ class Tau2Episode:
             self._ending = "too_many_errors"
 
     def _scored(self) -> Score:
-        if self._score is None or self._ending is None:
+        if self._score is None:
             self._score = score(self._domain, self._task, self._transcript, solo=self._user is None)
         return self._score
 

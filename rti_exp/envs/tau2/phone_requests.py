@@ -95,7 +95,8 @@ _TURNING = r"\b(turn|switch|toggle|enable|disable|activate|deactivate|set|make s
 _LOOKING = r"^\W*(please )?(check|verify|see|confirm)\b"
 _ON, _OFF = r"\b(on|enabled?|activated?|active)\b", r"\b(off|disabled?|deactivated?)\b"
 _NOT_ASKED = re.compile(
-    r"\b(do not|don't|no need to|avoid|never|without)\b|\b(me to|shall i|should i|may i|can i)\b"
+    r"\b(do not|don't|no need to|avoid|never|without|plan)\b"
+    r"|\b(me to|shall i|should i|may i|can i|do you want|would you like)\b"
     r"|^\s*(i|we|i've|we've|i'm|i'll|it|that|your line|your account)\b(?!.*\byou to\b)",
     re.IGNORECASE,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import ItemsView, Mapping, ValuesView
 from typing import Any
 
 
@@ -33,10 +33,10 @@ class CopyOnRead(dict[str, Any]):
             return default
         return self[key]
 
-    def values(self) -> ValuesView[Any]:
+    def values(self) -> ValuesView[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return ValuesView(self)
 
-    def items(self) -> ItemsView[str, Any]:
+    def items(self) -> ItemsView[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return ItemsView(self)
 
     def pop(self, key: str, *default: Any) -> Any:
@@ -51,9 +51,6 @@ class CopyOnRead(dict[str, Any]):
 
     def copy(self) -> dict[str, Any]:
         return dict(self.items())
-
-    def __iter__(self) -> Iterator[str]:
-        return super().__iter__()
 
 
 def fresh_copy(database: Any) -> Any:

@@ -174,7 +174,7 @@ def answer(scenario: Scenario, asked: str) -> str:
     if unwanted is not None:
         words = {word for word in re.findall(r"[a-z]+", unwanted[1].lower()) if word not in _SMALL_WORDS}
         if words and words <= set(re.findall(r"[a-z]+", asked.lower())):
-            return f"No, I do not want to {in_first_person(unwanted[1])}."
+            return f"No, {in_first_person(f'you do not want to {unwanted[1]}')}."
     if _FACTS.search(asked):
         return in_first_person(scenario.known or scenario.reason)
     return "Yes, please."
