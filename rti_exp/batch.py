@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -125,7 +126,10 @@ def _sample(trajectory: Trajectory, advantage: float, scope: Scope, *, first_ste
     loss_mask: list[bool] = []
     log_probs: list[float] = []
     weights: list[float] = []
+    segment_starts = [0]
     for step, turn in enumerate(trajectory.turns):
+        if turn.new_segment and token_ids:
+            segment_starts.append(len(token_ids))
         context, action = len(turn.context_ids), len(turn.action_ids)
         trained = step >= first_step and _trained(trajectory, step, scope)
         token_ids += turn.context_ids + turn.action_ids
@@ -142,7 +146,28 @@ def _sample(trajectory: Trajectory, advantage: float, scope: Scope, *, first_ste
         advantage=advantage,
         task_id=trajectory.task_id,
         member=trajectory.member,
+        segment_starts=tuple(segment_starts),
     )
+
+
+def segments(sample: Sample) -> list[Sample]:
+    """The sample cut where a new prompt begins; a segment without a trained token is left out."""
+    if len(sample.segment_starts) == 1:
+        return [sample]
+    parts = [slice(*ends) for ends in itertools.pairwise((*sample.segment_starts, len(sample.token_ids)))]
+    cut = [
+        replace(
+            sample,
+            token_ids=sample.token_ids[part],
+            authors=sample.authors[part],
+            loss_mask=sample.loss_mask[part],
+            behaviour_log_probs=sample.behaviour_log_probs[part],
+            weights=sample.weights[part],
+            segment_starts=(0,),
+        )
+        for part in parts
+    ]
+    return [one for one in cut if any(one.loss_mask)]
 
 
 def _turn_weights(trajectory: Trajectory, step: int) -> list[float]:
@@ -186,8 +211,8 @@ def micro_batches(
 ) -> list[Batch]:
     """Batches of samples of similar length, longest first, each of at most `max_tokens` padded tokens.
 
-    A sample longer than that gets a batch of its own. The sum of the batches' losses and its gradient do not
-    depend on `max_tokens`.
+    Each segment of a sample is a row of its own. One longer than that gets a batch of its own. The sum of the
+    batches' losses and its gradient do not depend on `max_tokens`.
 
     Args:
         samples: Each with a trained token; no samples give no batch.
@@ -198,6 +223,7 @@ def micro_batches(
     Raises:
         ValueError: a sample whose first token is trained, or that has no trained token.
     """
+    samples = [row for sample in samples for row in segments(sample)]
     if any(sample.loss_mask[:1] == (True,) for sample in samples):
         raise ValueError("the first token of a sample cannot be trained: nothing predicts it")
     ordered = sorted(samples, key=lambda sample: (-_needed_length(sample), sample.task_id, sample.member))

@@ -132,6 +132,8 @@ def _reward_metrics(report: IterationReport, success_threshold: float) -> dict[s
     own = [[one for one in group.sampled if not one.has_turn_by(Author.TEACHER)] for group in groups]
     of_groups = [success_count(members, success_threshold) for members in own]
     counts = [count for count in of_groups if count[0]]
+    # Told only where a chat template makes any.
+    cuts = sum(turn.new_segment for trajectory in sampled for turn in trajectory.turns)
     return {
         "reward/mean": mean([one.reward for members in own for one in members if one.valid]),
         "reward/teacher_mean": mean([trajectory.reward for trajectory in taught]),
@@ -143,6 +145,7 @@ def _reward_metrics(report: IterationReport, success_threshold: float) -> dict[s
         "trajectories/valid": len(valid),
         "trajectories/truncated": sum(trajectory.status is Status.TRUNCATED for trajectory in sampled),
         "trajectories/infrastructure_failure": len(sampled) - len(valid),
+        **({"trajectories/new_segments": cuts} if cuts else {}),
     }
 
 

@@ -20,7 +20,7 @@ This module imports no torch.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -119,8 +119,8 @@ class Completion:
 class Turn:
     """One step: the ids appended before it, the ids the author wrote, what the environment answered.
 
-    The full prompt of turn k is the concatenation of `context_ids + action_ids` of turns 0..k-1 and its
-    own `context_ids`.
+    The full prompt of turn k is the concatenation of `context_ids + action_ids` of turns s..k-1 and its own
+    `context_ids`, where s is the last turn up to k that begins a segment, else 0.
     """
 
     context_ids: tuple[int, ...]
@@ -132,6 +132,17 @@ class Turn:
     author: Author
     state_hash: str
     """Hash of the environment's state before this step."""
+    new_segment: bool = False
+    """Whether `context_ids` is a whole new prompt, since the chat template did not extend the ids so far."""
+
+
+def segment_ids(turns: Sequence[Turn]) -> tuple[int, ...]:
+    """All ids of the segment that the last of these turns is in, through the end of its action."""
+    first = max((step for step, turn in enumerate(turns) if turn.new_segment), default=0)
+    ids: list[int] = []
+    for turn in turns[first:]:
+        ids += turn.context_ids + turn.action_ids
+    return tuple(ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +177,9 @@ class Trajectory:
         return any(turn.author is author for turn in self.turns)
 
     def prompt_ids(self, step: int) -> tuple[int, ...]:
-        """The full prompt of turn `step`: all ids before its action."""
-        ids: list[int] = []
-        for turn in self.turns[:step]:
-            ids += turn.context_ids + turn.action_ids
-        return (*ids, *self.turns[step].context_ids)
+        """The full prompt of turn `step`: all ids of its segment before its action."""
+        turn = self.turns[step]
+        return turn.context_ids if turn.new_segment else segment_ids(self.turns[:step]) + turn.context_ids
 
     @property
     def generated_tokens(self) -> int:
@@ -300,6 +309,8 @@ class Sample:
     advantage: float
     task_id: str
     member: int
+    segment_starts: tuple[int, ...] = (0,)
+    """Where a new prompt begins: nothing before it is seen from there on."""
 
     def __post_init__(self) -> None:
         lengths = {

@@ -5,8 +5,9 @@
     message = renderer.message(sampled_ids)                  # .content, .tool_calls, .thinking, .malformed
     ids += sampled_ids + renderer.appended(observations, closed=sampled_ids[-1] in renderer.stop_ids)
 
-Later prompts extend the earlier ids exactly, thinking included. Contents are data: control tokens spelled out in a
-tool's answer, a user's text or a tool's schema become none.
+Later prompts extend the earlier ids exactly, thinking included, unless `rerenders` is set: then they are what
+`conversation` renders, and `rti_exp.rollout.segments` tells where that extends and where a new segment begins.
+Contents are data: control tokens spelled out in a tool's answer, a user's text or a tool's schema become none.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rti_exp.chat_settings import ChatSettings, ToolFormat, ToolSchemas
+from rti_exp.chat_settings import ChatSettings, History, ToolFormat, ToolSchemas
 from rti_exp.rollout.chat_template import ChatTemplate, UnsupportedTemplate
 from rti_exp.rollout.controlled_text import ControlledText
 from rti_exp.rollout.tool_calls import MalformedToolCall
@@ -56,6 +57,9 @@ class ChatRenderer:
         header, _ = self._template.opening([Message(role="user", content="u")], ())
         self._thinks_at_once = header.rstrip().endswith(_THINK)
         self._check_ids(tokenizer)
+        history = self.settings.history
+        self.rerenders = history is History.template or (history is History.auto and not self._template.extends())
+        """Whether a later turn's prompt is the whole conversation, rendered anew (`conversation`)."""
 
     def _format(self) -> CallFormat:
         wanted = self.settings.tool_format
@@ -90,12 +94,19 @@ class ChatRenderer:
 
     def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """Ids of a new conversation up to and including the header of the first assistant turn."""
-        kept = [message for message in messages if self.settings.system or message.role != "system"]
+        return self.conversation(messages, tools)
+
+    def conversation(
+        self, opening: Sequence[Message], tools: Sequence[Mapping[str, Any]], later: Sequence[Message] = ()
+    ) -> tuple[int, ...]:
+        """Ids of a whole conversation up to the header of the next assistant turn, as the template renders it."""
+        kept = [message for message in opening if self.settings.system or message.role != "system"]
         schemas = self.settings.tool_schemas
         native = self._native_tools and schemas is ToolSchemas.full
         if tools and not native and schemas is not ToolSchemas.none:
             kept = _with_instruction(kept, f"{shown(tools, schemas)}\n{self._calls.instruction}")
-        return self._text.encode(*self._template.opening(kept, tools if native else ()))
+        text, data = self._template.opening([*kept, *later], tools if native else (), markers=self._markers)
+        return self._text.encode(text, data)
 
     def appended(self, messages: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
         """Ids that follow an assistant turn: its end (if it was cut off), these messages, the next turn's header."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from rti_exp.rollout.controlled_text import placeholder
+from rti_exp.rollout.controlled_text import placeholder, split_at
 from rti_exp.types import Message
 
 if TYPE_CHECKING:
@@ -50,9 +50,14 @@ class ChatTemplate:
         self.end = self._end_of_turn()
         """The control token that ends an assistant turn."""
 
-    def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Text:
-        """A new conversation up to the header of the first assistant turn."""
-        shown, data = self._placed(messages)
+    def opening(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, markers: Sequence[str] = ()
+    ) -> Text:
+        """A conversation up to the header of the next assistant turn.
+
+        In assistants' contents the control tokens `markers` count; the template sees their thinking apart.
+        """
+        shown, data = self._placed(messages, markers)
         schemas, more = self._tools(tools, len(data))
         return self._render(shown, schemas), {**data, **more}
 
@@ -86,24 +91,38 @@ class ChatTemplate:
             return False
         return name in text and marked in text
 
-    def _placed(self, messages: Sequence[Message], first: int = 0) -> tuple[list[dict[str, str]], dict[str, str]]:
-        """Messages as the template takes them, with a placeholder in the place of each content that is not empty."""
+    def _placed(
+        self, messages: Sequence[Message], markers: Sequence[str] = ()
+    ) -> tuple[list[dict[str, str]], dict[str, str]]:
+        """Messages as the template takes them, with placeholders in the place of contents that are not empty."""
         shown: list[dict[str, str]] = []
         data: dict[str, str] = {}
-        for number, message in enumerate(messages, start=first):
+
+        def hidden(text: str) -> str:
+            if not text:
+                return ""
+            name = placeholder(len(data))
+            data[name] = text
+            return name
+
+        for message in messages:
             role, content = message.role, message.content
             if role == "tool" and not self._knows_tool_role:
                 role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
-            if content:
-                data[placeholder(number)] = content
-            shown.append({"role": role, "content": placeholder(number) if content else ""})
+            if role != "assistant":
+                shown.append({"role": role, "content": hidden(content)})
+                continue
+            pieces = split_at(content, markers)
+            kept = "".join(piece if index % 2 else hidden(piece) for index, piece in enumerate(pieces))
+            thought = {"reasoning_content": hidden(message.thinking)} if message.thinking else {}
+            shown.append({"role": role, "content": kept, **thought})
         return shown, data
 
     def _tools(self, tools: Sequence[Mapping[str, Any]], first: int) -> tuple[list[Any] | None, dict[str, str]]:
         """Tools in the OpenAI form; control tokens in their texts are data."""
         if not tools:
             return None, {}
-        data = {text: placeholder(1000 + first + index) for index, text in enumerate(self._control)}
+        data = {text: placeholder(100_000 + first + index) for index, text in enumerate(self._control)}
 
         def safe(value: Any) -> Any:
             if isinstance(value, Mapping):

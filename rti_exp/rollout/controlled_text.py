@@ -19,6 +19,14 @@ def placeholder(number: int) -> str:
     return f"\ue000{number}\ue001"
 
 
+def split_at(text: str, control: Sequence[str]) -> list[str]:
+    """`text` cut at control tokens: text and control tokens in turn, text (maybe empty) first and last."""
+    if not control:
+        return [text]
+    longest_first = sorted(control, key=len, reverse=True)
+    return re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
+
+
 class ControlledText:
     """A tokenizer that reads control tokens only where it is told to.
 
@@ -69,7 +77,7 @@ class ControlledText:
             KeyError: a placeholder without data.
         """
         filled = data or {}
-        pieces = self._pieces(text, tuple(self.control if control is None else control))
+        pieces = split_at(text, tuple(self.control if control is None else control))
         ids: list[int] = []
         for index, piece in enumerate(pieces):
             if index % 2:
@@ -81,14 +89,6 @@ class ControlledText:
                 piece = piece.rstrip()
             ids += self._plain(_PLACEHOLDER.sub(lambda match: filled[match[0]], piece)) if piece else ()
         return tuple(ids)
-
-    @staticmethod
-    def _pieces(text: str, control: tuple[str, ...]) -> Sequence[str]:
-        """Text and control tokens in turn, text first and last."""
-        if not control:
-            return [text]
-        longest_first = sorted(control, key=len, reverse=True)
-        return re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """What these ids spell, control tokens by their names; bytes that are not UTF-8 become U+FFFD."""

@@ -9,8 +9,9 @@ from typing import ParamSpec, TypeVar
 from rti_exp.engines.base import GenerateRequest, Sampling
 from rti_exp.envs.base import Episode, InfrastructureError, StepResult
 from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.segments import Context, Opening, context_after, rerenders
 from rti_exp.settings import RolloutSettings
-from rti_exp.types import Author, Fork, Status, Task, Trajectory, Turn
+from rti_exp.types import Author, Fork, Status, Task, Trajectory, Turn, segment_ids
 
 LARGEST_REWARD = 1e9
 """Beyond it a reward is the environment's mistake: the statistics of a group would overflow."""
@@ -58,10 +59,10 @@ def _check_result(result: StepResult) -> None:
 class EpisodeRun:
     """Mutable working state of one live episode; `finish` makes the immutable `Trajectory` of it.
 
-    While `finished` is False, `prompt_ids` is the whole prompt of the next turn: all ids so far, ending with the
-    header of an assistant turn. A run ends when the environment says so (ok), when `max_turns` turns are taken
-    or no token fits into `settings.max_context` any more (truncated, reward 0.0), or when the environment breaks.
-    A given turn that ends past `settings.max_context` truncates too, whatever the environment made of it.
+    While `finished` is False, `prompt_ids` is the whole prompt of the next turn: all ids of its segment so far,
+    ending with the header of an assistant turn. A run ends when the environment says so (ok), when `max_turns` turns
+    are taken or no token fits into `settings.max_context` any more (truncated, reward 0.0), or when the environment
+    breaks. A given turn that ends past `settings.max_context` truncates too, whatever the environment made of it.
 
     `seed_parts` are further parts of the seed of its draws, where task and member do not tell two runs apart.
     """
@@ -72,7 +73,7 @@ class EpisodeRun:
         member: int,
         episode: Episode,
         renderer: Renderer,
-        context_ids: tuple[int, ...],
+        context: Context,
         *,
         max_turns: int,
         settings: RolloutSettings,
@@ -80,6 +81,7 @@ class EpisodeRun:
         fork: Fork | None = None,
         correction_weights: tuple[float, ...] = (),
         seed_parts: tuple[int | str, ...] = (),
+        opening: Opening | None = None,
     ) -> None:
         self.task = task
         self.member = member
@@ -91,8 +93,9 @@ class EpisodeRun:
         self.fork = fork
         self.correction_weights = correction_weights
         self.seed_parts = seed_parts
-        self.context_ids = context_ids
-        self.prompt_ids = (*(i for turn in turns for i in turn.context_ids + turn.action_ids), *context_ids)
+        self.opening = opening
+        self.context = context
+        self.prompt_ids = context.ids if context.new_segment else segment_ids(self.turns) + context.ids
         self._status: Status | None = None
         self._result: StepResult | None = None
         self._error: InfrastructureError | None = None
@@ -120,7 +123,15 @@ class EpisodeRun:
         if opening_ids is None:
             opening_ids = render_opening(episode, renderer)
         return cls(
-            task, member, episode, renderer, opening_ids, max_turns=max_turns, settings=settings, seed_parts=seed_parts
+            task,
+            member,
+            episode,
+            renderer,
+            Context(ids=opening_ids),
+            max_turns=max_turns,
+            settings=settings,
+            seed_parts=seed_parts,
+            opening=_opening_of(episode) if rerenders(renderer) else None,
         )
 
     @classmethod
@@ -144,24 +155,27 @@ class EpisodeRun:
         Raises:
             InfrastructureError: the episode failed to give its opening messages.
         """
-        if turns:
-            closed = bool(turns[-1].action_ids) and turns[-1].action_ids[-1] in renderer.stop_ids
-            context_ids = renderer.appended(turns[-1].observations, closed=closed)
-        else:
-            context_ids = render_opening(episode, renderer)
+        opening = _opening_of(episode) if rerenders(renderer) else None
+        context = context_after(renderer, turns, opening) if turns else Context(ids=render_opening(episode, renderer))
         return cls(
             task,
             member,
             episode,
             renderer,
-            context_ids,
+            context,
             max_turns=max_turns,
             settings=settings,
             turns=turns,
             fork=fork,
             correction_weights=correction_weights,
             seed_parts=() if fork is None else (fork.intervention_id,),
+            opening=opening,
         )
+
+    @property
+    def context_ids(self) -> tuple[int, ...]:
+        """Ids of the next turn before its action; with a new segment, all of its prompt."""
+        return self.context.ids
 
     @property
     def finished(self) -> bool:
@@ -204,13 +218,14 @@ class EpisodeRun:
             self._status, self._error = Status.INFRASTRUCTURE_FAILURE, error
             return
         turn = Turn(
-            context_ids=self.context_ids,
+            context_ids=self.context.ids,
             action_ids=tuple(action_ids),
             action_log_probs=tuple(log_probs),
             message=message,
             observations=tuple(result.observations),
             author=author,
             state_hash=state_hash,
+            new_segment=self.context.new_segment,
         )
         self.turns.append(turn)
         self._advance(turn, result)
@@ -224,9 +239,11 @@ class EpisodeRun:
         if result.done:
             self._status, self._result = Status.OK, result
             return
-        closed = bool(turn.action_ids) and turn.action_ids[-1] in self.renderer.stop_ids
-        self.context_ids = self.renderer.appended(turn.observations, closed=closed)
-        self.prompt_ids += turn.action_ids + self.context_ids
+        self.context = context_after(self.renderer, self.turns, self.opening)
+        if self.context.new_segment:
+            self.prompt_ids = self.context.ids
+        else:
+            self.prompt_ids += turn.action_ids + self.context.ids
         self._check_budget()
 
     def _check_budget(self) -> None:
@@ -270,6 +287,11 @@ def render_opening(episode: Episode, renderer: Renderer) -> tuple[int, ...]:
     Raises:
         InfrastructureError: the episode failed to give its opening messages or tools.
     """
+    opening = _opening_of(episode)
+    return renderer.opening(opening.messages, opening.tools)
+
+
+def _opening_of(episode: Episode) -> Opening:
     messages = environment_call(lambda: tuple(episode.messages))
     tools = environment_call(lambda: tuple(episode.tools))
-    return renderer.opening(messages, tools)
+    return Opening(messages=messages, tools=tools)
