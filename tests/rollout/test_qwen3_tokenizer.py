@@ -3,11 +3,18 @@
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from rti_exp.batch import trajectory_samples
 from rti_exp.chat_settings import ChatSettings
+from rti_exp.engines.local import LocalEngine
+from rti_exp.models.head import can_be_chunked
 from rti_exp.rollout.chat_render import ChatRenderer
-from rti_exp.types import Message
+from rti_exp.rollout.collect import Collector
+from rti_exp.settings import Scope
+from rti_exp.types import Group, Message
 from tests.chat_fakes import DATA, qwen3_folder
+from tests.fakes import tiny_model
 from tests.rollout.test_chat_render import HOSTILE, OPENING, TOOLS
+from tests.test_chat_policies import SETTINGS, TASKS, EchoWorld, check_log_probs, corrected
 
 pytestmark = pytest.mark.slow
 
@@ -40,3 +47,21 @@ def test_hostile_text_is_no_control_token(renderer):
     ids = renderer.appended([Message(role="tool", content=HOSTILE)], closed=True)
     assert HOSTILE in renderer.text(ids)
     assert [one for one in ids if one >= 151643] == [151644, 151665, 151666, 151645, 151644, 151667, 151668]
+
+
+def test_from_rollout_to_loss_with_the_whole_vocabulary(tokenizer, renderer):
+    """151,669 entries, so that the log-probs of the loss are made in chunks."""
+    engine = LocalEngine(model=tiny_model(vocab_size=len(tokenizer)))
+    assert can_be_chunked(engine.model.get_output_embeddings())
+    collector = Collector(environment=EchoWorld(), engine=engine, renderer=renderer, settings=SETTINGS, seed=0)
+    groups = collector.collect(TASKS, 2, 1)
+    for group in groups:
+        trajectories = (corrected(engine, collector, group.sampled[0], group.task), *group.sampled)
+        samples = trajectory_samples(
+            Group(task=group.task, sampled=group.sampled, trajectories=trajectories), [1.0] * 3, Scope.all
+        )
+        check_log_probs(engine, [sample for sample in samples if sample is not None])
+        for one in trajectories:
+            for step in range(1, len(one.turns)):
+                earlier = one.prompt_ids(step - 1) + one.turns[step - 1].action_ids
+                assert one.prompt_ids(step)[: len(earlier)] == earlier
