@@ -175,9 +175,9 @@ class IsolatedEpisode:
         return wire.evidence_of(self._call({"what": "evidence", "level": level}))
 
     def state_hash(self) -> str:
-        self._hash = self._call({"what": "state_hash"})
-        self._since = []
-        return self._hash
+        found: str = self._call({"what": "state_hash"})
+        self._hash, self._since = found, []
+        return found
 
     def fork(self, messages: Sequence[Message]) -> IsolatedEpisode:
         if not self._is_there:  # a fork begins at the task's start: any episode of it will do

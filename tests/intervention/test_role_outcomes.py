@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,13 @@ PROSE = "I think that step was rather unwise."
 def found(engine: RoleEngine, tasks: int = 1) -> list[tuple[Outcome, str | None]]:
     groups = [failed_group(WORLD, task) for task in WORLD.tasks("train")[:tasks]]
     return [(one.outcome, one.error) for one in records(interventions(engine, WORLD)(groups, 1))]
+
+
+def playing(role: str, reply: Any) -> RoleEngine:
+    """An engine whose role `role` answers as `reply` does."""
+    engine = RoleEngine()
+    setattr(engine, role, reply)
+    return engine
 
 
 def raising(only: str = "") -> Callable[[str, int], str]:
@@ -43,10 +51,10 @@ def raising(only: str = "") -> Callable[[str, int], str]:
 )
 def test_a_role_that_raises_is_down_talks_or_is_silent(role: str, prose: Outcome, nothing: Outcome) -> None:
     """A corrector's prose is a turn like any other: here it ends the episode without success."""
-    assert found(RoleEngine(**{role: raising()})) == [(Outcome.ROLE_FAILED, "KeyError: 'rubric'")]
+    assert found(playing(role, raising())) == [(Outcome.ROLE_FAILED, "KeyError: 'rubric'")]
     assert found(RoleEngine(down=(role,))) == [(Outcome.ROLE_UNAVAILABLE, "the engine is down")]
-    assert [outcome for outcome, _ in found(RoleEngine(**{role: fixed(PROSE)}))] == [prose]
-    assert [outcome for outcome, _ in found(RoleEngine(**{role: fixed("")}))] == [nothing]
+    assert [outcome for outcome, _ in found(playing(role, fixed(PROSE)))] == [prose]
+    assert [outcome for outcome, _ in found(playing(role, fixed("")))] == [nothing]
 
 
 def test_a_corrector_that_repeats_the_step() -> None:
@@ -69,7 +77,7 @@ def test_the_traceback_of_a_role_is_logged(caplog: pytest.LogCaptureFixture) -> 
 def test_answers_of_asks_each_alone_where_all_together_raise() -> None:
     asked: list[list[int]] = []
 
-    def role(items: list[int]) -> list[int]:
+    def role(items: Sequence[int]) -> list[int]:
         asked.append(list(items))
         if 0 in items:
             raise ZeroDivisionError("division by zero")
@@ -87,7 +95,7 @@ def test_another_number_of_answers_is_a_failure() -> None:
 
 
 def test_an_engine_that_is_down_is_another_matter() -> None:
-    def role(items: list[int]) -> list[int]:
+    def role(items: Sequence[int]) -> list[int]:
         raise EngineUnavailable("down")
 
     with pytest.raises(EngineUnavailable):
