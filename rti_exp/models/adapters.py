@@ -5,6 +5,7 @@ The model stays the class that it was, so that engine, learner and checkpoints n
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -73,3 +74,19 @@ def merge_lora(model: PreTrainedModel) -> PreTrainedModel:
     for leftover in ("peft_config", "_hf_peft_config_loaded"):
         vars(model).pop(leftover, None)
     return model.requires_grad_(True)
+
+
+def save_adapter(model: PreTrainedModel, settings: LoraSettings, folder: Path, *, base: str) -> None:
+    """The adapters alone, as `peft.PeftModel.from_pretrained(model, folder)` and transformers load them."""
+    from safetensors.torch import save_file
+
+    weights = {
+        f"base_model.model.{name.replace(f'.{NAME}.', '.')}": parameter.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        if "lora_" in name
+    }
+    config = lora_config(settings)
+    config.base_model_name_or_path = base
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,181 @@
+"""`python -m rti_exp.export RUN out=FOLDER`: a run's trained policy as a plain transformers folder.
+
+    python -m rti_exp.export single/1ff1e526cb9e out=trained      a run: its directory, STUDY/KEY, or a key's beginning
+    python -m rti_exp.export 1ff1e5 out=adapter adapter=true      the adapters alone, as peft loads them
+    python -m rti_exp.export 1ff1e5 out=small dtype=bfloat16
+
+    out=FOLDER         is made; overwrite=true for one that is there
+    adapter=true       of a run with policy.lora.rank > 0; else its adapters are merged into the weights
+    dtype=...          float32 | bfloat16 | float16; default: the policy's
+    runs_root=FOLDER   where runs are looked for; default: runs
+
+The folder holds the newest valid checkpoint's weights, the tokenizer, and export.json, which says where they come
+from. `AutoModelForCausalLM.from_pretrained(FOLDER)` loads it, and so does `policy.path=FOLDER`. Exit code 0, or 2: no
+such run, or bad arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from rti_exp.config import Config, check
+from rti_exp.models.settings import DTYPES, PolicySettings, check_lora
+from rti_exp.paths import policy_folder
+from rti_exp.runs import read_config, read_status
+from rti_exp.runs.find import NotFound, find_run
+from rti_exp.settings import SettingsError
+from rti_exp.typed import refuse_options
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+KEYS = ("out", "adapter", "dtype", "overwrite", "runs_root")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportSettings:
+    run: str
+    out: Path
+    adapter: bool = False
+    dtype: str | None = None
+    overwrite: bool = False
+    runs_root: Path = Path("runs")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print((__doc__ or "").strip())
+        return 0
+    try:
+        settings = parse(arguments)
+        export(settings)
+    except (SettingsError, NotFound) as error:
+        print(f"bad arguments: {str(error).replace('--runs-root', 'runs_root=')}", file=sys.stderr)
+        return 2
+    print(f"{settings.out}: load it with transformers, or train on with policy.path={settings.out}")
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> ExportSettings:
+    """
+    Raises:
+        SettingsError: naming the argument, and what would be right.
+    """
+    refuse_options(arguments)
+    named = dict(text.split("=", 1) for text in arguments if "=" in text)
+    runs = [text for text in arguments if "=" not in text]
+    unknown = [key for key in named if key not in KEYS]
+    if unknown:
+        raise SettingsError(f"{unknown[0]}: unknown key; there are {', '.join(KEYS)}")
+    if len(runs) != 1 or not named.get("out"):
+        raise SettingsError("one run and out=FOLDER are needed: python -m rti_exp.export RUN out=FOLDER")
+    dtype = named.get("dtype")
+    if dtype is not None and dtype not in DTYPES:
+        raise SettingsError(f"dtype={dtype!r}: must be one of {', '.join(DTYPES)}")
+    return ExportSettings(
+        run=runs[0],
+        out=Path(named["out"]).expanduser(),
+        adapter=_flag(named, "adapter"),
+        dtype=dtype,
+        overwrite=_flag(named, "overwrite"),
+        runs_root=Path(named.get("runs_root", "runs")).expanduser(),
+    )
+
+
+def _flag(named: dict[str, str], key: str) -> bool:
+    value = named.get(key, "false")
+    if value not in ("true", "false"):
+        raise SettingsError(f"{key}={value!r}: must be true or false")
+    return value == "true"
+
+
+def export(settings: ExportSettings) -> None:
+    """Write the folder.
+
+    Raises:
+        NotFound: no run, or several, are meant.
+        SettingsError: the run has no checkpoint, or no adapters that are asked for; the folder is there.
+    """
+    directory = find_run(settings.runs_root, settings.run).directory
+    config = _config(directory)
+    policy = config.policy
+    if not isinstance(policy, PolicySettings):
+        raise SettingsError(f"run {directory}: has a remote policy, which was not trained here")
+    if settings.adapter and not policy.lora.rank:
+        raise SettingsError(f"adapter=true: run {directory} has no adapters (policy.lora.rank=0)")
+    if settings.out.exists() and not settings.overwrite:
+        raise SettingsError(f"out={str(settings.out)!r}: is there already; set overwrite=true, or another out=")
+    check_lora(policy.lora)
+    source = policy_folder(policy.path)
+    _write(settings, directory, config, policy, source)
+
+
+def _write(settings: ExportSettings, directory: Path, config: Config, policy: PolicySettings, source: Path) -> None:
+    import torch
+
+    from rti_exp.models.adapters import add_lora, merge_lora, save_adapter
+    from rti_exp.models.load import load
+    from rti_exp.models.weights import restore_weights
+    from rti_exp.trainer import quiet
+
+    quiet()
+    state = _checkpoint(directory)
+    loaded = load(source, policy.dtype, given=f"policy.path={policy.path!r}")
+    model = loaded.model
+    if policy.lora.rank:
+        add_lora(model, policy.lora, seed=config.run.seed)
+    restore_weights(model, state["model"])
+    settings.out.mkdir(parents=True, exist_ok=True)
+    if settings.adapter:
+        save_adapter(model, policy.lora, settings.out, base=str(source))
+    else:
+        _save(merge_lora(model) if policy.lora.rank else model, settings, torch)
+    loaded.tokenizer.save_pretrained(settings.out)
+    origin = {
+        "run": str(directory),
+        "run_key": state["run_key"],
+        "iteration": int(state["iteration"]),
+        "policy": policy.path,
+        "adapter": settings.adapter,
+    }
+    (settings.out / "export.json").write_text(json.dumps(origin, indent=1) + "\n", encoding="utf-8")
+
+
+def _save(model: PreTrainedModel, settings: ExportSettings, torch: Any) -> None:
+    if settings.dtype is not None:
+        model = model.to(getattr(torch, settings.dtype))
+    model.save_pretrained(settings.out)
+
+
+def _config(directory: Path) -> Config:
+    stored = read_config(directory)
+    if not stored:
+        raise SettingsError(f"run {directory}: there is no config.yaml in it")
+    return check(OmegaConf.create(stored))
+
+
+def _checkpoint(directory: Path) -> dict[str, Any]:
+    from rti_exp.checkpoints import CheckpointError, latest_valid_checkpoint
+
+    status = read_status(directory)
+    if not status or "run_key" not in status:
+        raise SettingsError(f"run {directory}: its status.json names no run")
+    try:
+        state = latest_valid_checkpoint(directory / "checkpoints", str(status["run_key"]))
+    except CheckpointError as error:
+        raise SettingsError(f"run {directory}: {error}") from error
+    if state is None:
+        raise SettingsError(f"run {directory}: there is no valid checkpoint in checkpoints/ yet")
+    return state
+
+
+if __name__ == "__main__":
+    sys.exit(main())
