@@ -80,6 +80,21 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The checkpoint in a file, whichever run's it is, on the CPU.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of another format.
+    """
+    try:
+        state = _read(path)
+    except Exception as error:  # torch.load raises whatever damage makes it stumble over
+        raise CheckpointError(f"{path} cannot be read ({type(error).__name__}: {error})") from error
+    if not isinstance(state, dict) or state.get("format") not in READABLE:
+        raise CheckpointError(f"{path}: no checkpoint of a format that this version reads")
+    return state
+
+
 def latest_valid_checkpoint(
     folder: Path, run_key: str, config: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:

@@ -100,9 +100,9 @@ class FaultyServer:
         """Impatient ones."""
         quick = {
             "connect_seconds": 1.0,
-            "read_seconds": 0.3,
-            "total_seconds": 0.6,
-            "patience_seconds": 3.0,
+            "read_seconds": 0.6,
+            "total_seconds": 1.2,
+            "patience_seconds": 6.0,
             "first_wait_seconds": 0.01,
             "max_wait_seconds": 0.5,
             "attempts": 3,
@@ -157,6 +157,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_400(self, body: dict[str, Any]) -> None:
         self.refuse(400, "this prompt is too long")
+
+    def do_too_long(self, body: dict[str, Any]) -> None:
+        self.refuse(400, "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens.")
 
     def do_401(self, body: dict[str, Any]) -> None:
         self.refuse(401, f"wrong key: {self.headers.get('Authorization')}")

@@ -40,12 +40,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "town_probe",
         "verifier_audit",
         "players",
-        "remote_parts",
         "trainer",
     ),
+    ("remote_parts", "evaluation"),
     ("build",),
     ("sweep_display", "sweep_jobs", "sweep"),
-    ("job", "launcher"),
+    ("job", "launcher", "evaluating"),
     ("train", "evaluate", "report", "play", "warmstart", "roles", "compute", "wandb_report", "finetune", "export"),
 )
 RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

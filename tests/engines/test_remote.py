@@ -68,9 +68,10 @@ def test_names_of_the_limit_and_what_is_not_sent() -> None:
         ("429_long", Cause.RATE_LIMIT, 1, "slow down"),
         ("429_quota", Cause.QUOTA, 1, "no credit left"),
         ("400", Cause.REJECTED, 1, "status 400: this prompt is too long"),
+        ("too_long", Cause.TOO_LONG, 1, "maximum context length is 4096"),
         ("hang", Cause.TIMEOUT, 3, "ReadTimeout"),
-        ("drip", Cause.TIMEOUT, 3, "no whole answer within 0.6 s"),
-        ("drip_headers", Cause.TIMEOUT, 3, "no whole answer within 0.6 s"),
+        ("drip", Cause.TIMEOUT, 3, "no whole answer within 1.2 s"),
+        ("drip_headers", Cause.TIMEOUT, 3, "no whole answer within 1.2 s"),
         ("half", Cause.CONNECTION, 3, "without sending complete message body"),
         ("reset", Cause.CONNECTION, 3, "RemoteProtocolError"),
         ("page", Cause.BAD_REPLY, 3, "the answer is no JSON"),
@@ -92,7 +93,7 @@ def test_each_fault_has_its_cause_and_an_end(fault: str, cause: Cause, tries: in
     assert said in str(caught.value)
     assert len(server.requests) == tries == model.usage.tries
     assert model.lost == {cause.value: 1}
-    assert seconds < 3.0  # patience_seconds
+    assert seconds < 7.0  # patience_seconds, and what the test takes
 
 
 @pytest.mark.parametrize("fault", ["500", "429", "429_wait", "hang", "drip", "half", "reset", "page", "no_choices"])
@@ -168,7 +169,7 @@ def test_an_endpoint_that_is_down_costs_the_patience_of_few_requests() -> None:
         started = time.monotonic()
         lost = model.replies(asked(*(str(number) for number in range(40))))
         seconds = time.monotonic() - started
-    assert seconds < 2.0  # 40 requests of 2 * 0.3 s two at a time would be 12 s
+    assert seconds < 8.0  # 40 requests of 2 * 0.6 s two at a time would be 24 s
     causes = [one.cause for one in lost if isinstance(one, RemoteFailure)]
     assert causes.count(Cause.TIMEOUT) in (2, 3)
     assert causes.count(Cause.DOWN) == 40 - causes.count(Cause.TIMEOUT)

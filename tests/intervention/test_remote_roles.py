@@ -122,7 +122,7 @@ def test_a_teacher_that_is_broken_costs_its_attempts_within_a_time(fault: str) -
         seconds = time.monotonic() - started
     assert [record.outcome for record in (*found, *again)] == [Outcome.ROLE_UNAVAILABLE] * 12
     assert all(record.error for record in found)
-    assert seconds < 8  # two patiences and what the test takes; 12 requests one after the other would be more
+    assert seconds < 15  # two patiences and what the test takes; 12 requests one after the other would be more
 
 
 def test_a_lost_request_costs_its_own_attempt_only() -> None:

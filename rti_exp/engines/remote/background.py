@@ -26,6 +26,13 @@ def _loop() -> asyncio.AbstractEventLoop:
         return loop
 
 
+def cancel_all() -> None:
+    """End all that is under way: for a process that is to end. Whoever waits for it gets a CancelledError."""
+    loop = _loops.get(os.getpid())
+    if loop is not None:
+        loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+
+
 def run(work: Coroutine[Any, Any, Result]) -> Result:
     """The coroutine's result. An interrupt of the caller (Ctrl-C) cancels it."""
     future = asyncio.run_coroutine_threadsafe(work, _loop())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import enum
+import re
 import time
 from collections.abc import Mapping
 
@@ -13,6 +14,7 @@ MAX_DETAIL = 300
 """Characters of a server's own words that are kept."""
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 NO_ACCESS = frozenset({401, 403, 404})
+_TOO_LONG = re.compile(r"context[ _]length|context window|maximum context|too many tokens", re.IGNORECASE)
 QUOTA_CODES = ("insufficient_quota", "billing_hard_limit_reached")
 
 
@@ -29,6 +31,8 @@ class Cause(enum.StrEnum):
     WRONG_MODEL = "wrong_model"
     REJECTED = "rejected"
     """The endpoint does not want this request: another try would not help."""
+    TOO_LONG = "too_long"
+    """The conversation, or the answer that it may have, does not fit into the model's context."""
     NO_ACCESS = "no_access"
     """The key, the model's name or the address is not right."""
     QUOTA = "quota"
@@ -102,7 +106,7 @@ def _of_status(status: int, said: str, headers: Mapping[str, str]) -> RemoteFail
         return RemoteFailure(Cause.RATE_LIMIT, detail, retry_after=retry_after(headers))
     if status >= 500 or status in RETRIED_STATUSES:
         return RemoteFailure(Cause.SERVER_ERROR, detail, retry_after=retry_after(headers))
-    return RemoteFailure(Cause.REJECTED, detail)
+    return RemoteFailure(Cause.TOO_LONG if _TOO_LONG.search(said) else Cause.REJECTED, detail)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
