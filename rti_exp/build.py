@@ -19,7 +19,7 @@ from rti_exp.envs.base import Environment
 from rti_exp.envs.isolated import IsolatedEnvironment
 from rti_exp.group_settings import CorrectorSettings, verifier_settings
 from rti_exp.paths import policy_folder
-from rti_exp.players import Player, collector, same_tokenizer, teacher_rollouts
+from rti_exp.players import Judges, Player, collector, same_tokenizer, teacher_rollouts
 from rti_exp.remote_parts import check_remote, usage_callbacks
 from rti_exp.runs import Run
 from rti_exp.settings import SettingsError
@@ -207,16 +207,23 @@ def interventions(
     writer = corrector(config, policy, device)
     if writer is None:
         return None
-    voice = {"engine": policy.engine, "renderer": policy.renderer}
+    judges = Judges(config, policy, lambda path, key: player(config, path, key=key, device=device))
     checks, role = verifier_settings(config.verifier.options)
     return Interventions(
         environment=world,
         renderer=policy.renderer,
         collector=rollouts,
         engine=policy.engine,
-        validator=make(config.validator, **voice, prompt=config.prompts.validator, settings=config.validator.options),
+        validator=make(
+            config.validator,
+            **judges.voice("validator"),
+            prompt=config.prompts.validator,
+            settings=config.validator.options,
+        ),
         corrector=writer,
-        verifier=make(config.verifier, **voice, prompts=config.prompts.verifier, settings=checks, role=role),
+        verifier=make(
+            config.verifier, **judges.voice("verifier"), prompts=config.prompts.verifier, settings=checks, role=role
+        ),
         gate=config.gate,
         reweight=config.reweight,
         settings=config.intervention,
@@ -269,7 +276,8 @@ def experiment(config: Config, run: Run | None, *, directory: Path) -> Experimen
     steps_in = interventions(config, world, policy, rollouts, trained.strategy.root_device)
     writer = None if steps_in is None else steps_in.corrector
     taught_by = teacher(config, policy, trained.strategy.root_device)
-    engines = [policy.engine, *(one.engine for one in (writer, taught_by) if one is not None)]
+    judges = [] if steps_in is None else [steps_in.validator, steps_in.verifier]
+    engines = [policy.engine, *(one.engine for one in (writer, taught_by, *judges) if one is not None)]
     trained.callbacks.append(forgetting(engines))  # pyright: ignore[reportAttributeAccessIssue]
     trained.callbacks[:0] = usage_callbacks(steps_in)  # pyright: ignore[reportAttributeAccessIssue]
     module = RTIModule(

@@ -29,6 +29,7 @@ from rti_exp.group_settings import (
     RecorderSettings,
     TopSettings,
     TrainerSettings,
+    ValidatorSettings,
 )
 from rti_exp.models.settings import PolicySettings, check_lora
 from rti_exp.paths import policy_folder
@@ -47,6 +48,7 @@ from rti_exp.settings import (
     GateSettings,
     InterventionSettings,
     ReweightSettings,
+    RoleSettings,
     RolloutSettings,
     RunSettings,
     SettingsError,
@@ -204,6 +206,10 @@ def check_files(config: Config) -> None:
     _check_positions(policy_folder(config.policy.path), config.rollout.max_context)
     if isinstance(config.corrector.options, CorrectorSettings) and config.corrector.options.path is not None:
         policy_folder(config.corrector.options.path, "corrector.path")
+    for key, judge in (("validator", config.validator.options), ("verifier", config.verifier.options)):
+        path = getattr(judge, "policy", None)
+        if isinstance(path, str):
+            policy_folder(path, f"{key}.policy")
     teacher = teacher_path(config.algorithm.options)
     if teacher is not None:
         _check_positions(policy_folder(teacher, "algorithm.teacher"), config.rollout.max_context)
@@ -263,6 +269,10 @@ def _identity(plain: Mapping[str, Any], parts: Mapping[str, Part]) -> dict[str, 
     for key in ("validator", "corrector", "verifier"):
         if dataclasses.is_dataclass(parts[key].options):
             identity[key] = without_volatile(parts[key].options, plain[key])
+    if isinstance(parts["validator"].options, ValidatorSettings):
+        identity["validator"] = _without_defaults(
+            identity["validator"], ValidatorSettings(), kept=tuple(_names(RoleSettings))
+        )
     identity["env"] = {key: value for key, value in plain["env"].items() if key != TIMEOUT}
     identity["policy"] = _without_defaults(plain["policy"], PolicySettings(), kept=("path", "dtype"))
     identity["precision"] = plain["trainer"]["precision"]

@@ -31,16 +31,26 @@ class CorrectorSettings(SamplingSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ValidatorSettings(RoleSettings):
+    """`policy` is the path of the model that judges, as policy.path; null is the policy itself."""
+
+    policy: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifierNode(RoleSettings):
     """The verifier's group: which checks, and how the policy is asked."""
 
-    policy: bool = True
+    policy: bool | str = True
+    """Whether a model is asked: true is the policy itself, a text is the path of another one, as policy.path."""
     rule: bool = False
     checks: list[str] = field(default_factory=lambda: list(CHECK_NAMES))
 
     def __post_init__(self) -> None:
         RoleSettings.__post_init__(self)  # no super(): a dataclass with slots is another class than its body's
-        VerifierSettings(policy=self.policy, rule=self.rule, checks=self.checks)
+        VerifierSettings(policy=bool(self.policy), rule=self.rule, checks=self.checks)
+        if isinstance(self.policy, str) and not self.policy.strip():
+            raise SettingsError("policy='': must be true, false, or the path of a model")
         if self.steps_per_call != RoleSettings.__dataclass_fields__["steps_per_call"].default:
             raise SettingsError(
                 f"steps_per_call={self.steps_per_call}: must be left out, the verifier asks all checks in one call; "
@@ -177,4 +187,4 @@ class TopSettings:
 def verifier_settings(node: VerifierNode) -> tuple[VerifierSettings, RoleSettings]:
     """The two halves of the verifier's group."""
     checks = [name for name in CHECK_NAMES if name in node.checks]
-    return VerifierSettings(policy=node.policy, rule=node.rule, checks=checks), node
+    return VerifierSettings(policy=bool(node.policy), rule=node.rule, checks=checks), node

@@ -5,8 +5,9 @@ torch is imported by what is called.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rti_exp.algorithm_settings import LuffySettings
 from rti_exp.config import Config
@@ -68,3 +69,27 @@ def teacher_rollouts(config: Config, rollouts: Collector, taught_by: Player | No
 
 def same_tokenizer(first: Player, second: Player) -> bool:
     return first.tokenizer.backend_tokenizer.to_str() == second.tokenizer.backend_tokenizer.to_str()
+
+
+class Judges:
+    """The models that play validator and verifier: the policy, or another one, which is loaded once for both.
+
+    Args:
+        load: makes the player of a path; the second argument is the key that names it.
+    """
+
+    def __init__(self, config: Config, policy: Player, load: Callable[[str, str], Player]) -> None:
+        self._config, self._policy, self._load = config, policy, load
+        self._others: dict[str, Player] = {}
+
+    def voice(self, role: str) -> dict[str, Any]:
+        """Who speaks, as keyword arguments of the role's class."""
+        path = getattr(getattr(self._config, role).options, "policy", None)
+        if not isinstance(path, str):
+            return {"engine": self._policy.engine, "renderer": self._policy.renderer}
+        if path not in self._others:
+            self._others[path] = self._load(path, f"{role}.policy")
+        other = self._others[path]
+        same = same_tokenizer(self._policy, other)
+        renderer = self._policy.renderer if same else other.renderer
+        return {"engine": other.engine, "renderer": renderer, "same_tokenizer": same}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rti_exp.group_settings import CorrectorSettings, VerifierNode
+from rti_exp.group_settings import CorrectorSettings, ValidatorSettings, VerifierNode
 from rti_exp.models.settings import PolicySettings
 from rti_exp.settings import RolePrompt, RoleSettings, SamplingSettings, SettingsError
 
@@ -162,7 +162,7 @@ CORRECTOR_SETTINGS: dict[str, type] = {
     f"{_INTERVENTION}.remote_roles.RemoteCorrector": RemoteCorrectorSettings,
 }
 VALIDATOR_SETTINGS: dict[str, type] = {
-    f"{_INTERVENTION}.validator.Validator": RoleSettings,
+    f"{_INTERVENTION}.validator.Validator": ValidatorSettings,
     f"{_INTERVENTION}.remote_roles.RemoteValidator": RemoteValidatorSettings,
 }
 VERIFIER_SETTINGS: dict[str, type] = {

@@ -10,6 +10,7 @@ from rti_exp.intervention.answers import read_harmful
 from rti_exp.intervention.ask import Answer, Question, ask
 from rti_exp.intervention.case import Case
 from rti_exp.intervention.prompts import role_message, with_request
+from rti_exp.intervention.rendering import rendered
 from rti_exp.rollout.render import Renderer
 from rti_exp.settings import RolePrompt, RoleSettings
 from rti_exp.types import Verdict
@@ -30,9 +31,21 @@ class Validator:
     It sees the task, the evidence, the history and the step, and answers strict JSON
     `{"harmful": bool, "reason"?: str}`. The scan of a case ends at its first harmful step. An answer that
     stays unreadable ends it too, without a verdict: what comes later may not be the first harmful step.
+
+    Args:
+        same_tokenizer: False for another model that cannot read the policy's ids: it is told the text of the turns.
     """
 
-    def __init__(self, *, engine: Engine, renderer: Renderer, prompt: RolePrompt, settings: RoleSettings) -> None:
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        renderer: Renderer,
+        prompt: RolePrompt,
+        settings: RoleSettings,
+        same_tokenizer: bool = True,
+    ) -> None:
+        self.same_tokenizer = same_tokenizer
         self.engine = engine
         self.renderer = renderer
         self.prompt = prompt
@@ -60,8 +73,12 @@ class Validator:
 
     def _question(self, case: Case, step: int) -> Question:
         request = role_message(self.prompt, evidence=case.evidence.text)
+        if self.same_tokenizer:
+            ids = case.ids_through(step)
+        else:
+            ids = rendered(case, step, case.turns[step].message.content, self.renderer)
         return Question(
-            prompt_ids=with_request(case.ids_through(step), request, self.renderer),
+            prompt_ids=with_request(ids, request, self.renderer),
             seed=lambda number: case.draw("validator", step, number),
         )
 

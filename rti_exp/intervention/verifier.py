@@ -11,6 +11,7 @@ from rti_exp.intervention.ask import Answer, Question, ask
 from rti_exp.intervention.case import Attempt
 from rti_exp.intervention.leak_rule import known_text, leaked, message_text
 from rti_exp.intervention.prompts import role_message, with_request
+from rti_exp.intervention.rendering import rendered
 from rti_exp.rollout.render import Renderer
 from rti_exp.settings import CHECK_NAMES, RolePrompt, RoleSettings, SettingsError, VerifierSettings
 from rti_exp.types import Check, Outcome
@@ -35,6 +36,8 @@ class Verifier:
     Args:
         prompts: one for each of gold, leak and plausible; strict JSON `{"pass": bool}` is the answer.
         role: how the policy is sampled.
+        same_tokenizer: False for another model that cannot read the policy's ids: it is told the text of the turns.
+
     Raises:
         SettingsError: a check to be asked has no prompt.
     """
@@ -47,7 +50,9 @@ class Verifier:
         prompts: Mapping[str, RolePrompt],
         settings: VerifierSettings,
         role: RoleSettings,
+        same_tokenizer: bool = True,
     ) -> None:
+        self.same_tokenizer = same_tokenizer
         self.engine = engine
         self.renderer = renderer
         self.prompts = prompts
@@ -75,7 +80,10 @@ class Verifier:
         ]
 
     def _question(self, attempt: Attempt, name: CheckName) -> Question:
-        ids = attempt.case.trajectory.prompt_ids(attempt.step) + attempt.written.action_ids
+        if self.same_tokenizer:
+            ids = attempt.case.trajectory.prompt_ids(attempt.step) + attempt.written.action_ids
+        else:
+            ids = rendered(attempt.case, attempt.step, attempt.written.text, self.renderer)
         request = role_message(self.prompts[name], evidence=attempt.case.evidence.text, reason=attempt.verdict.reason)
         return Question(
             prompt_ids=with_request(ids, request, self.renderer),

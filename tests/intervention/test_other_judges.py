@@ -1,0 +1,122 @@
+"""Validator and verifier played by another model than the policy."""
+
+from pathlib import Path
+
+import pytest
+
+from rti_exp import build
+from rti_exp.config import check, check_files
+from rti_exp.engines.base import GenerateRequest
+from rti_exp.engines.scripted import ScriptedEngine
+from rti_exp.intervention.case import Attempt, Case
+from rti_exp.intervention.validator import Validator
+from rti_exp.intervention.verifier import Verifier
+from rti_exp.players import Judges
+from rti_exp.rollout.chat_render import ChatRenderer
+from rti_exp.settings import RolePrompt, RoleSettings, SettingsError, VerifierSettings
+from rti_exp.types import Correction, Evidence, Verdict
+from tests.chat_fakes import chat_tokenizer, save_chat_policy
+from tests.fakes import GuessWorld, call, wrong_texts
+from tests.intervention.helpers import episode
+
+OTHER = ChatRenderer(chat_tokenizer("smollm2"))
+PROMPT = RolePrompt(text="judge: {evidence}", role="user")
+
+
+def case() -> Case:
+    world = GuessWorld()
+    task = world.tasks("train")[0]
+    start = world.start(task)
+    return Case(
+        group=0,
+        occurrence=0,
+        task=task,
+        trajectory=episode(world, task, 0, wrong_texts(task)),
+        evidence=Evidence(level="rubric", rubric=("the key fits",)),
+        seed=0,
+        iteration=1,
+        opening=tuple(start.messages),
+        tools=tuple(start.tools),
+    )
+
+
+def told(requests: list[GenerateRequest]) -> list[str]:
+    return [OTHER.text(request.prompt_ids) for request in requests]
+
+
+def test_another_tokenizers_validator_is_told_the_conversation_in_its_own_format():
+    engine = ScriptedEngine(
+        lambda prompt, seed: '{"harmful": true}' if "stuck" in prompt else '{"harmful": false}', OTHER
+    )
+    validator = Validator(
+        engine=engine, renderer=OTHER, prompt=PROMPT, settings=RoleSettings(max_tokens=64), same_tokenizer=False
+    )
+    [verdict] = validator.judge([case()])
+    assert (verdict.kind, verdict.step) == ("harmful", 1 if "stuck" in told(engine.generate_requests)[1] else 2)
+    first = told(engine.generate_requests)[0]
+    wrong = wrong_texts(case().task)[0]
+    assert first.startswith("<|im_start|>system\n")
+    assert first.endswith(
+        f"<|im_start|>user\nbox a<|im_end|>\n<|im_start|>assistant\n{wrong}<|im_end|>\n"
+        "<|im_start|>user\njudge: the key fits<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_another_tokenizers_verifier_is_told_the_correction():
+    engine = ScriptedEngine(lambda prompt, seed: '{"pass": true}', OTHER)
+    verifier = Verifier(
+        engine=engine,
+        renderer=OTHER,
+        prompts={"gold": PROMPT},
+        settings=VerifierSettings(checks=["gold"]),
+        role=RoleSettings(max_tokens=64),
+        same_tokenizer=False,
+    )
+    text = call("take", key="red")
+    message = OTHER.message(OTHER.action_ids(text))
+    written = Correction(prompt_ids=(1,), action_ids=(2,), text=text, message=message, source="self")
+    attempt = Attempt(case=case(), sample=0, verdict=Verdict(kind="harmful", step=0), correction=written)
+    [[made]] = verifier.check([attempt])
+    assert (made.name, made.passed) == ("gold", True)
+    assert f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>user\njudge:" in told(engine.generate_requests)[0]
+
+
+def test_one_model_is_loaded_once_for_both(tmp_path: Path, composed):
+    folder = save_chat_policy(tmp_path, "smollm2")
+    overrides = [f"validator.policy={folder}", f"verifier.policy={folder}"]
+    config = check(composed(*overrides, "rollout.max_context=96"))
+    check_files(config)
+    policy = build.player(config, config.policy.path)
+    loaded: list[str] = []
+
+    def load(path: str, key: str):
+        loaded.append(key)
+        return build.player(config, path, key=key)
+
+    judges = Judges(config, policy, load)
+    voices = [judges.voice("validator"), judges.voice("verifier")]
+    assert loaded == ["validator.policy"]
+    assert voices[0] == voices[1]
+    assert voices[0]["same_tokenizer"] is False
+    assert voices[0]["engine"] is not policy.engine
+    same = check(composed("validator.policy=builtin:tiny"))
+    voice = Judges(same, policy, load).voice("validator")
+    assert voice["same_tokenizer"] is True
+    assert voice["renderer"] is policy.renderer
+    assert voice["engine"] is not policy.engine
+
+
+def test_the_policy_itself_is_the_default_and_the_same_run(composed):
+    config = check(composed())
+    assert "policy" in config.plain["validator"]
+    assert check(composed("validator.policy=null")).key == config.key
+    assert check(composed("verifier.policy=true")).key == config.key
+    assert len({check(composed(text)).key for text in ("validator.policy=x", "verifier.policy=x", "seed=0")}) == 3
+
+
+@pytest.mark.parametrize("key", ["validator.policy", "verifier.policy"])
+def test_a_model_that_is_not_there_is_told(composed, key):
+    with pytest.raises(SettingsError, match=rf"{key}='nowhere': there is no nowhere"):
+        check_files(check(composed(f"{key}=nowhere")))
+    with pytest.raises(SettingsError, match=r"policy='': must be"):
+        check(composed("verifier.policy=''"))
