@@ -40,9 +40,6 @@ class Tau2:
         SettingsError: an option without sense, or the benchmark is not installed.
     """
 
-    reports_pass_hat = True
-    """Its results are reported as pass^k: the chance that all of k trials succeed."""
-
     def __init__(
         self,
         *,
