@@ -6,10 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from rti_exp.analysis.cells import NONE, Sheet
 from rti_exp.analysis.charts import Series, curves, evaluation_series, metric_series, series_of, with_band
 from rti_exp.analysis.figures import Chart
 from rti_exp.analysis.reading import Study, select
-from rti_exp.analysis.sheets import NONE, Sheet
 
 PROBE = "perplexity"
 METRICS = (

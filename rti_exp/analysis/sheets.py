@@ -4,50 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from rti_exp.analysis.cells import NONE, Sheet, show_count, show_interval
+from rti_exp.analysis.learning import learning_sheet
 from rti_exp.analysis.reading import COMPUTE, Study
 from rti_exp.analysis.statistics import RESAMPLES, Difference, Estimate, seeds_needed
 from rti_exp.analysis.summary import KS, OUTCOMES, ArmSummary, Summary, heldout
 from rti_exp.analysis.text import plain_text
 
-NONE = "-"
 EFFECT = 0.05
 """The difference that the note on seeds needed is about."""
 
 SHOWN_STATES = ("done", "failed", "interrupted", "running", "damaged", "duplicate", "unknown", "missing")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
-    """One table as text. The first `labels` columns are names, the others are numbers."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    labels: int = 1
-    notes: tuple[str, ...] = ()
-    may_shorten: bool = False
-    """A terminal that is too narrow may leave the intervals out."""
-
-
-def show_interval(found: Estimate | Difference | None, *, signed: bool = False) -> str:
-    """`0.375 [0.250, 0.500]`."""
-    if found is None or math.isnan(found.value):
-        return NONE
-    form = "+.3f" if signed else ".3f"
-    return f"{found.value:{form}} [{found.low:{form}}, {found.high:{form}}]"
-
-
-def show_count(value: float) -> str:
-    """`950`, `12.3k`, `4.56M`."""
-    if math.isnan(value):
-        return NONE
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / (size if unit != 'k' else 1e3):.3g}{unit}"
-    return f"{value:.0f}" if float(value).is_integer() else f"{value:.1f}"
 
 
 def _show_states(arm: ArmSummary) -> str:
@@ -254,6 +223,7 @@ def sheets(study: Study, summary: Summary) -> list[Sheet]:
         results_sheet(study, summary),
         compute_sheet(summary),
         differences_sheet(summary),
+        learning_sheet(study, summary),
         funnel_sheet(summary),
         families_sheet(summary),
         listed_sheet(study),
