@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 import json
 import os
@@ -225,6 +226,14 @@ def test_tasks_and_selections(checkout: Path) -> None:
         world(checkout, selection=["hard20"])
     with pytest.raises(ValueError, match="no split 'test'"):
         environment.tasks("test")
+
+
+def test_a_payload_is_plain_json(tmp_path: Path) -> None:
+    """YAML reads 2026-03-05 as a date."""
+    root = write_checkout(tmp_path, [task_node("T001", category=datetime.date(2026, 3, 5))])
+    (task,) = read_folders(root)
+    assert task.payload["node"]["category"] == "2026-03-05"
+    json.dumps(task.payload)
 
 
 def test_hard20_are_those_with_the_most_services(tmp_path: Path) -> None:

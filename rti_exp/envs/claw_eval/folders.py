@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,7 +73,7 @@ def _task(path: Path, node: Mapping[str, Any], number: int) -> Task:
         id=node["task_id"],
         family=f"claw_{node.get('category') or 'task'}",
         split="heldout" if number % HELDOUT_EVERY == HELDOUT_EVERY - 1 else "train",
-        payload={"folder": path.parent.name, "node": dict(node)},
+        payload={"folder": path.parent.name, "node": json.loads(json.dumps(node, default=str))},  # YAML has dates
     )
 
 
