@@ -42,11 +42,23 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "players",
         "trainer",
     ),
-    ("remote_parts", "evaluation"),
+    ("remote_parts", "evaluation", "memory"),
     ("build",),
     ("sweep_display", "sweep_jobs", "sweep"),
     ("job", "launcher", "evaluating"),
-    ("train", "evaluate", "report", "play", "warmstart", "roles", "compute", "wandb_report", "finetune", "export"),
+    (
+        "train",
+        "evaluate",
+        "plan",
+        "report",
+        "play",
+        "warmstart",
+        "roles",
+        "compute",
+        "wandb_report",
+        "finetune",
+        "export",
+    ),
 )
 RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ANALYSIS_MAY_IMPORT = {"types", "settings", "randomness", "jsonlines", "runs", "paths", "objective", "analysis"}
