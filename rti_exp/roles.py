@@ -1,6 +1,7 @@
 """`python -m rti_exp.roles`: how well a policy plays its roles on held-out failures of the town.
 
-Takes the same keys as rti_exp.train (`policy.path=...`, `seed=1`) and prints a table: how often the validator
+Takes the same keys as rti_exp.train (`policy.path=...`, `seed=1`), and `plays=N`, the failures of each family
+(default 40; fewer for a larger model on a CPU); prints a table: how often the validator
 judges a step right, which corrections each check of the verifier lets pass, what the corrector writes and how
 perplexing that is under the rollout prompt; for `corrector=teacher` the teacher's corrections. Then a confusion
 matrix of the verifier's judges on planted leaks and clean corrections; `verifier=policy_and_rule` has both judges.
@@ -39,9 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         refuse_options(arguments)
-        config = check(composed(list(arguments)))
+        plays, overrides = _plays(arguments)
+        config = check(composed(overrides))
         build.check_parts(config)
-        Console().print(*measure(config), sep="\n")
+        Console().print(*measure(config, plays=plays), sep="\n")
     except SettingsError as error:
         print(f"bad config: {error}", file=sys.stderr)
         return 2
@@ -51,7 +53,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(config: Config) -> list[Table]:
+def _plays(arguments: Sequence[str]) -> tuple[int, list[str]]:
+    """The number of failures, and the other arguments.
+
+    Raises:
+        SettingsError: it is no integer >= 1.
+    """
+    given = [text.partition("=")[2] for text in arguments if text.startswith("plays=")]
+    if given and not (given[-1].isdecimal() and int(given[-1]) >= 1):
+        raise SettingsError(f"plays={given[-1]!r}: must be an integer >= 1")
+    return int(given[-1]) if given else PLAYS, [text for text in arguments if not text.startswith("plays=")]
+
+
+def measure(config: Config, *, plays: int = PLAYS) -> list[Table]:
     """Both tables; the corrector's rows are the policy's own, or those of `corrector.path`."""
     from rti_exp.pretraining.prior import Prior
     from rti_exp.pretraining.probe import Probe
@@ -70,9 +84,10 @@ def measure(config: Config) -> list[Table]:
         prompts=config.prompts,
         prior=Prior(),
         seed=config.run.seed,
-        plays=PLAYS,
+        plays=plays,
+        max_tokens=config.rollout.max_tokens,
     )
-    table = Table(title=f"roles of {config.policy.path}, {PLAYS} held-out failures per family, seed {config.run.seed}")
+    table = Table(title=f"roles of {config.policy.path}, {plays} held-out failures per family, seed {config.run.seed}")
     table.add_column("what")
     table.add_column("case")
     table.add_column("value", justify="right")
@@ -88,7 +103,7 @@ def measure(config: Config) -> list[Table]:
         prompts=config.prompts,
         role=role,
         seed=config.run.seed,
-        plays=PLAYS,
+        plays=plays,
     )
     return [table, *([confusion(found)] if found else [])]
 

@@ -47,3 +47,9 @@ def test_bad_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gate.delta=-1" in capsys.readouterr().err
     assert roles.main(["gate=5"]) == 2
     assert "did you mean gate.delta=5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", ""])
+def test_a_number_of_plays_without_sense_is_told(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert roles.main([f"plays={value}"]) == 2
+    assert f"plays={value!r}: must be an integer >= 1" in capsys.readouterr().err

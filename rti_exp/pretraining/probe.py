@@ -61,7 +61,9 @@ class Probe:
         prior: Prior,
         seed: int,
         plays: int,
+        max_tokens: int = 32,
     ) -> None:
+        self._max_tokens = max_tokens
         self._engine, self._corrector, self._renderer = engine, corrector, renderer
         self._prompts, self._seed = prompts, seed
         rng = random.Random(derive_seed(seed, "probe"))
@@ -141,7 +143,7 @@ class Probe:
         return history_ids(self._renderer, played, _harmful(played))
 
     def _requests(self, documents: Sequence[Document], temperature: float) -> list[GenerateRequest]:
-        sampling = Sampling(temperature=temperature, max_tokens=32, stop_ids=self._renderer.stop_ids)
+        sampling = Sampling(temperature=temperature, max_tokens=self._max_tokens, stop_ids=self._renderer.stop_ids)
         return [
             GenerateRequest(
                 prompt_ids=document.token_ids[: document.trained.index(True)],
