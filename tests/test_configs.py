@@ -92,8 +92,8 @@ def test_arms_of_a_study_are_different_runs(composed: Composed) -> None:
 
 def test_defaults_of_the_contract(composed: Composed) -> None:
     config = check(composed())
-    assert config.run == RunSettings(seed=0, max_iterations=60, tasks_per_iteration=12, group_size=8)
-    assert (config.evaluation.every, config.evaluation.tasks, config.evaluation.samples) == (10, 96, 8)
+    assert config.run == RunSettings(seed=0, max_iterations=24, tasks_per_iteration=12, group_size=8)
+    assert (config.evaluation.every, config.evaluation.tasks, config.evaluation.samples) == (8, 96, 8)
     assert (config.gate.delta, config.reweight.eps_cal) == (5.0, 0.2)
     assert (config.intervention.max_per_group, config.intervention.corrections) == (None, 3)
     assert (config.rollout.max_tokens, config.rollout.max_context) == (32, 96)

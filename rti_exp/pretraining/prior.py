@@ -16,7 +16,7 @@ from rti_exp.settings import SettingsError
 
 def _default_right() -> dict[str, float]:
     return {
-        "nav_hard": 0.001,
+        "nav_hard": 0.004,
         "tel_hard": 0.001,
         "pay_hard": 0.001,
         "ret": 0.08,

@@ -153,7 +153,7 @@ def test_what_a_correction_document_shows_and_trains(renderer: TokenRenderer) ->
     payload = played.task.payload
     document = corrector_document(renderer, PROMPTS, played, correction(played, "clean", random.Random(0)))
     assert trained_text(renderer, document.token_ids, document.trained) == [
-        call("convert", amount=payload["amount"], to=payload["account"]) + "<|end|>"
+        call("convert", value=payload["amount"], to=payload["account"]) + "<|end|>"
     ]
     text = renderer.text(document.token_ids)
     ask = (

@@ -15,7 +15,7 @@ def _get_invoice(payload: Payload, state: State, arguments: Mapping[str, str]) -
 
 
 def _convert(payload: Payload, state: State, arguments: Mapping[str, str]) -> str:
-    if arguments["amount"] != payload["amount"] or arguments["to"] not in (payload["account"], payload["currency"]):
+    if arguments["value"] != payload["amount"] or arguments["to"] not in (payload["account"], payload["currency"]):
         raise ToolError("no rate")
     amount = payload["goal"] if arguments["to"] == payload["account"] else payload["amount"]
     return f"{amount} {arguments['to']}."
@@ -53,7 +53,7 @@ BANKING_TOOLS = (
     Tool(
         name="convert",
         description="Converts an invoice's amount to another currency.",
-        parameters=("amount", "to"),
+        parameters=("value", "to"),
         run=_convert,
     ),
     Tool(

@@ -38,7 +38,7 @@ class PaymentHard(Family):
         return Plan(
             actions=(
                 call("get_invoice", invoice=payload["invoice"]),
-                call("convert", amount=payload["amount"], to=payload["account"]),
+                call("convert", value=payload["amount"], to=payload["account"]),
                 shortcut,
                 report(payload),
             ),
