@@ -57,6 +57,7 @@ def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: st
             print(f"already done: {directory} (fresh=true starts over)")
         return DONE
     if not first:  # rank 0 holds the directory
+        _end_with_the_parent()  # else it may wait for rank 0, which is gone, for half an hour
         return _train(config, None, directory)
     check_logger(config)
     check_accelerator(config)
@@ -92,14 +93,19 @@ def _end_with_the_sweep() -> bool:
     parent = os.environ.get(SWEEP_PID)
     if parent is None:
         return False
+    _end_with_the_parent()
+    if os.getppid() != int(parent):
+        raise Interrupted("the sweep is gone")
+    return True
+
+
+def _end_with_the_parent() -> None:
+    """Have a SIGTERM sent to this process when the one that started it is gone."""
     if sys.platform == "linux":
         import ctypes
 
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGTERM))
-    if os.getppid() != int(parent):
-        raise Interrupted("the sweep is gone")
-    return True
 
 
 def _is_first_rank(config: Config) -> bool:

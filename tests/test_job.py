@@ -50,10 +50,13 @@ def test_only_global_rank_0_opens_the_directory(
         given.append(run)
         return job.DONE
 
+    bound: list[bool] = []
+    monkeypatch.setattr(job, "_end_with_the_parent", lambda: bound.append(True))
     monkeypatch.setattr(job, "_train", train)
     config = composed(*SMALL, f"policy.path={policy_folder}", f"runs_root={tmp_path}")
     assert job.run_job(config) == job.DONE
     [run] = given
+    assert bound == ([] if first else [True])
     assert (run is not None) is first
     assert (f"python -m rti_exp.report single --runs-root {tmp_path}" in capsys.readouterr().out) is first
     assert check(config).directory("single").exists() is first
