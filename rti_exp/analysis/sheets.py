@@ -98,7 +98,18 @@ def compute_sheet(summary: Summary) -> Sheet:
             )
             for arm in summary.arms
         ),
-        notes=("Generated and scored include the tokens of the roles. Seconds are of training, without evaluations.",),
+        notes=(
+            "Generated and scored include the tokens of the roles. Seconds are of training, without evaluations.",
+            *(_lost_note(arm) for arm in summary.arms if arm.lost_rollouts > 0),
+        ),
+    )
+
+
+def _lost_note(arm: ArmSummary) -> str:
+    every = arm.rollouts + arm.lost_rollouts
+    return (
+        f"{arm.arm}: {arm.lost_rollouts:.0f} of {every:.0f} rollouts of training ({arm.lost_rollouts / every:.1%}) are "
+        f"infrastructure failures; means are over the other {arm.rollouts:.0f}."
     )
 
 

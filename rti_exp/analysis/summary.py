@@ -53,6 +53,9 @@ class ArmSummary:
     attempts: float
     outcomes: dict[str, float]
     """Sums over the usable runs; NaN if one of them has no such column."""
+    rollouts: float
+    lost_rollouts: float
+    """Of training, sums over the usable runs: valid ones, and infrastructure failures, which no mean has in it."""
     compute: dict[str, float]
     """Means over the usable runs."""
 
@@ -160,7 +163,8 @@ def summarize_arm(study: Study, arm: str) -> ArmSummary:
     rows = select(heldout(study), arm=arm)
     last = at_last(rows)
     means = {k: _seed_means(scores(last, k)) for k in KS}
-    attempts, outcomes = funnel(select(study.of_usable(study.metrics), arm=arm))
+    trained = select(study.of_usable(study.metrics), arm=arm)
+    attempts, outcomes = funnel(trained)
     return ArmSummary(
         arm=arm,
         states=_states(study, arm),
@@ -173,6 +177,8 @@ def summarize_arm(study: Study, arm: str) -> ArmSummary:
         families=_families(rows),
         attempts=attempts,
         outcomes=outcomes,
+        rollouts=_total(trained, "trajectories/valid"),
+        lost_rollouts=_total(trained, "trajectories/infrastructure_failure"),
         compute={name: _mean(runs[name].tolist()) for name in COMPUTE},
     )
 

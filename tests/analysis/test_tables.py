@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,16 @@ def test_compute_is_per_finished_run(delta_study: Path):
         ("gate.delta=0", "0", "0", "2200", "40", "1000", "3"),
         ("gate.delta=5", "12", "4", "2200", "40", "1000", "3"),
         ("gate.delta=inf", "12", "4", "2200", "40", "1000", "3"),
+    )
+
+
+def test_rollouts_that_were_lost_are_told_with_both_denominators(delta_study: Path):
+    summary = summarize(load_study(delta_study))
+    assert len(compute_sheet(summary).notes) == 1
+    broken = replace(summary.arms[0], rollouts=988.0, lost_rollouts=12.0)
+    assert compute_sheet(replace(summary, arms=(broken,))).notes[1] == (
+        "gate.delta=0: 12 of 1000 rollouts of training (1.2%) are infrastructure failures; "
+        "means are over the other 988."
     )
 
 
