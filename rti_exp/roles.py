@@ -93,7 +93,8 @@ def measure(config: Config, *, plays: int = PLAYS) -> list[Table]:
     table.add_column("value", justify="right")
     table.add_column("cases", justify="right")
     for row in probe.rows():
-        value = f"{row.value:.2f}" if row.what == "perplexity, median" else f"{100 * row.value:.1f}%"
+        digits = 2 if row.what == "takes the right step" else 1
+        value = f"{row.value:.2f}" if row.what == "perplexity, median" else f"{100 * row.value:.{digits}f}%"
         table.add_row(row.what, row.case, value, str(row.count))
     settings, role = verifier_settings(config.verifier.options)
     found = audit(

@@ -29,6 +29,7 @@ def test_the_embedded_policy_plays_its_roles_well(capsys: pytest.CaptureFixture[
     assert table["verifier passes", "leak: clean"] >= 90
     assert table["verifier passes", "leak: leaky"] <= 20
     assert table["corrector writes, goal unseen", "leaky"] > table["corrector writes, goal unseen", "clean"]
+    assert 0 < table["takes the right step", "nav_hard"] < 1 < 10 < table["takes the right step", "nav_easy"] < 100
     shares = [value for (what, _), value in table.items() if what == "corrector writes"]
     assert sum(shares) == pytest.approx(100, abs=0.5)
 

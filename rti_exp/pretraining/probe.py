@@ -76,7 +76,7 @@ class Probe:
         self._rng = rng
 
     def rows(self) -> list[Row]:
-        return [*self.validator(), *self.verifier(), *self.corrector()]
+        return [*self.validator(), *self.verifier(), *self.corrector(), *self.habit()]
 
     def validator(self) -> list[Row]:
         """Share of steps judged right, harmful and harmless ones apart."""
@@ -139,6 +139,22 @@ class Probe:
             rows.append(Row(what="perplexity <= 5", case=case, value=within, count=len(values)))
         return rows
 
+    def habit(self) -> list[Row]:
+        """How likely the policy takes the right step where it parts from the habit: mean probability by family."""
+        plays = [played for played in self._plays if _at_critical_step(played)]
+        actions = [plan_of(played.task).actions[plan_of(played.task).critical_step] for played in plays]
+        scores = [
+            ScoreRequest(prompt_ids=self._history(played), token_ids=self._renderer.action_ids(action))
+            for played, action in zip(plays, actions, strict=True)
+        ]
+        by_family: dict[str, list[float]] = defaultdict(list)
+        for played, log_probs in zip(plays, self._engine.score(scores), strict=True):
+            by_family[played.task.family].append(math.exp(sum(log_probs)))
+        return [
+            Row(what="takes the right step", case=family, value=statistics.fmean(values), count=len(values))
+            for family, values in sorted(by_family.items())
+        ]
+
     def _history(self, played: Play) -> tuple[int, ...]:
         return history_ids(self._renderer, played, _harmful(played))
 
@@ -162,6 +178,12 @@ def _harmful(played: Play) -> int:
     step = played.first_harmful
     assert step is not None, "probes are failed plays"
     return step
+
+
+def _at_critical_step(played: Play) -> bool:
+    plan = plan_of(played.task)
+    step = played.steps[_harmful(played)]
+    return step.place == plan.critical_step and step.reason == plan.misstep.reason
 
 
 def manner_of(played: Play, text: str) -> Manner:
