@@ -6,15 +6,18 @@ import ast
 import copy
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import DictConfig
 
 pytest.importorskip("bfcl_eval", reason="needs the extra bfcl")
 pytest.importorskip("mpmath", reason="needs the extra bfcl")
 
+from rti_exp.build import check_parts, environment
+from rti_exp.config import check
 from rti_exp.envs.base import Environment, StepResult
 from rti_exp.envs.bfcl import Bfcl
 from rti_exp.envs.bfcl.backend import Backend
@@ -143,6 +146,17 @@ def test_splits_are_disjoint_and_complete() -> None:
     assert (len(everything.tasks("train")), len(everything.tasks("heldout"))) == (0, 200)
     with pytest.raises(ValueError, match="no split 'test' of BFCL"):
         environment.tasks("test")
+
+
+def test_the_benchmark_as_published_has_nothing_to_train_on(
+    composed: Callable[..., DictConfig], policy_folder: Path
+) -> None:
+    options = (f"policy.path={policy_folder}", "rollout.max_context=2048")
+    config = check(composed("+benchmark=bfcl_base", *options))
+    check_parts(config, training=False)
+    assert (len(environment(config).tasks("heldout")), config.evaluation.tasks) == (200, 200)
+    with pytest.raises(SettingsError, match="tasks_per_iteration=12: must be at most 0, the number of training tasks"):
+        check_parts(config)
 
 
 @pytest.mark.parametrize(
