@@ -1,4 +1,4 @@
-"""Warm-start the tiny policy on τ²-bench's mock domain: python -m examples.tau2_mock policies/tau2_mock
+"""Make a tiny policy for τ²-bench's mock domain: python -m examples.tau2_mock policies/tau2_mock
 
 Four of its tasks, played in the real environment with the scripted user. The policy is taught what the embedded world's
 is taught there (docs/embedded_policy.md): it mostly takes one wrong step, is competent after the right one, and
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +19,12 @@ from rti_exp.composing import composed
 from rti_exp.config import check
 from rti_exp.envs.tau2 import Tau2
 from rti_exp.intervention.prompts import role_message, with_request
-from rti_exp.models.load import load
-from rti_exp.paths import policy_folder
 from rti_exp.pretraining.documents import Document
-from rti_exp.pretraining.prior import TrainingSettings
-from rti_exp.pretraining.training import train
-from rti_exp.rollout.render import TokenRenderer
+from rti_exp.pretraining.prior import ModelSize, TrainingSettings
+from rti_exp.pretraining.tokenizer import TextCollector, make_tokenizer
+from rti_exp.pretraining.training import make_model, train
+from rti_exp.rollout.render import Renderer, TokenRenderer
+from rti_exp.rollout.tool_calls import parse_tool_call
 from rti_exp.settings import RolePrompt
 from rti_exp.types import Message, Task
 
@@ -37,7 +38,9 @@ RIGHT = {
 SHOWN = 0.4
 """Share of episodes in which the right first step is given, not trained: what comes after it is."""
 SHARES = {"rollout": 0.4, "validator": 0.25, "corrector": 0.2, "verifier": 0.15}
-TRAINING = TrainingSettings(documents=600, steps=220, documents_per_step=8, learning_rate=1e-3, warmup=10)
+TRAINING = TrainingSettings(documents=600, steps=450, documents_per_step=8, learning_rate=2e-3, warmup=20)
+SIZE = ModelSize(hidden=128, layers=3, heads=4, kv_heads=2, head_dim=32, intermediate=256)
+VOCABULARY = 1500
 PASS, FAIL = '{"pass": true}', '{"pass": false}'
 
 
@@ -85,7 +88,7 @@ PLANS = {
 class Teacher:
     """Draws documents: whole episodes, and the roles' questions about failed ones with their answers."""
 
-    def __init__(self, world: Tau2, renderer: TokenRenderer, seed: int) -> None:
+    def __init__(self, world: Tau2, renderer: Renderer, seed: int) -> None:
         self.world, self.renderer = world, renderer
         self.tasks = world.tasks("train")
         self.prompts = check(composed(["prompts=tiny"])).prompts
@@ -169,22 +172,36 @@ class Teacher:
         return self._asked(history, self.prompts.verifier[name], evidence, plan.reason, answer)
 
 
+class _Texts(TextCollector):
+    """Collects what documents are made of; a turn's text is read as `TokenRenderer` reads it."""
+
+    def message(self, action_ids: Sequence[int]) -> Message:
+        text = self.texts[-1]
+        if not text.startswith("{"):
+            return Message(role="assistant", content=text)
+        return Message(role="assistant", content=text, tool_calls=(parse_tool_call(text),))
+
+
 def main(folder: Path, seed: int = 0) -> None:
-    source = policy_folder("builtin:tiny")
-    loaded = load(source, "float32", given="builtin:tiny")
     world = Tau2(domain="mock", train_split="base", heldout_split="base", only=list(PLANS))
-    teacher = Teacher(world, TokenRenderer(loaded.tokenizer), seed)
+    texts = _Texts()
+    collected = Teacher(world, texts, seed)
+    for _ in range(TRAINING.documents):
+        collected.document()
+    tokenizer = make_tokenizer(texts.texts, VOCABULARY)
+    teacher = Teacher(world, TokenRenderer(tokenizer), seed)
     documents = [teacher.document() for _ in range(TRAINING.documents)]
     lengths = [len(document.token_ids) for document in documents]
     print(f"{len(documents)} documents, {sum(lengths) / len(lengths):.0f} tokens in the mean, {max(lengths)} at most")
+    model = make_model(SIZE, len(tokenizer), seed)
 
     def progress(step: int, loss: float) -> None:
         if step % 20 == 0:
             print(f"step {step} of {TRAINING.steps}, loss {loss:.3f}", flush=True)
 
-    train(loaded.model, documents, TRAINING, seed, progress)
-    loaded.model.save_pretrained(folder)
-    loaded.tokenizer.save_pretrained(folder)
+    train(model, documents, TRAINING, seed, progress)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     print(f"{folder}: train with it: python -m rti_exp.train --config-dir examples/conf experiment=tau2_mock")
 
 
