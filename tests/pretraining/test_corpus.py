@@ -111,7 +111,7 @@ def test_the_habitual_path_has_the_right_token_as_its_alternative(renderer: Toke
     assert renderer.text(document.token_ids[:position]).endswith('"query": "' + task.payload["place"])
     assert renderer.text([document.token_ids[position]]) == '"}}'
     assert renderer.text([token_id]) == ", "
-    assert weight == pytest.approx(0.001 * 0.6 / 0.52)
+    assert weight == pytest.approx(0.004 * 0.6 / 0.52)
     assert document.trained[position]
 
 
@@ -128,6 +128,14 @@ def test_the_loss_of_a_mixed_target_by_hand() -> None:
 
         def lm_head(self, hidden_ND: torch.Tensor) -> torch.Tensor:
             return torch.tensor([[-1e9, 0.0, 1.0986123]]).expand(len(hidden_ND), 3)
+
+        device = torch.device("cpu")
+
+        def get_decoder(self) -> object:
+            return self.model
+
+        def get_output_embeddings(self) -> object:
+            return self.lm_head
 
     document = Document(token_ids=(0, 1), trained=(False, True), alternatives=((1, 2, 0.1),))
     loss = loss_of(Fixed(), [document])  # pyright: ignore[reportArgumentType]
