@@ -162,7 +162,7 @@ def test_an_environment_that_hangs_costs_rollouts_not_the_run(
     """One family of two hangs in each step: its rollouts are left out and counted, by both denominators."""
     faulty = [text for text in FAULTY if not text.startswith("+env.")]
     small = [*WITHOUT_TURNS, *faulty, "env.families=[nav_hard,pay_hard]", "+env.fault=hang", "+env.at=step"]
-    small += ["+env.of=[nav_hard]", "env.timeout=1", "env.train_tasks=1", "env.heldout_tasks=1", "max_iterations=2"]
+    small += ["+env.of=[nav_hard]", "env.timeout=3", "env.train_tasks=1", "env.heldout_tasks=1", "max_iterations=2"]
     small += [f"policy.path={policy_folder}", f"runs_root={tmp_path}"]
     code, directory = run_here(composed(*small))
     assert code == 0
@@ -175,4 +175,4 @@ def test_an_environment_that_hangs_costs_rollouts_not_the_run(
             assert sorted(task["samples"] for task in row["tasks"]) == [0, 2]
     first: Sequence[Any] = [json.loads(line) for line in (directory / "rollouts.jsonl").read_text().splitlines()][:2]
     errors = [one["error"] for group in first for one in group["trajectories"] if one["status"] != "truncated"]
-    assert [error for error in errors if error] == ["the environment's step took longer than 1 s"] * 2
+    assert [error for error in errors if error] == ["the environment's step took longer than 3 s"] * 2

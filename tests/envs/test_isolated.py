@@ -21,8 +21,8 @@ from rti_exp.envs.town import Town
 from rti_exp.types import Message, Task, ToolCall
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 0.5
-SLACK = 4.0
+TIMEOUT = 1.0
+SLACK = 30.0
 """Seconds that a busy machine may take beside the time-out, for beginning a process."""
 
 
@@ -105,9 +105,9 @@ def test_text_of_any_kind_arrives_as_it_was_sent(worlds: Any) -> None:
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("hang", r"step took longer than 0\.5 s"),
-        ("spin", r"step took longer than 0\.5 s"),
-        ("hang with the interpreter's lock", r"step took longer than 0\.5 s"),
+        ("hang", r"step took longer than 1 s"),
+        ("spin", r"step took longer than 1 s"),
+        ("hang with the interpreter's lock", r"step took longer than 1 s"),
         ("exit", r"process ended in step \(exit code 7\)"),
         ("kill", r"process ended in step \(SIGKILL\)"),
         ("sys.exit", "SystemExit: 3"),
@@ -143,15 +143,15 @@ def test_a_hang_in_any_call_is_bounded(worlds: Any, at: str) -> None:
         episode.evidence("rubric")
         episode.fork([])
 
-    with pytest.raises(WorkerLost, match=r"took longer than 0\.5 s"):
+    with pytest.raises(WorkerLost, match=r"took longer than 1 s"):
         walk()
     assert time.monotonic() - began < TIMEOUT + SLACK
 
 
 @pytest.mark.parametrize("at", ["make", "tasks"])
 def test_a_hang_before_the_first_episode_is_bounded(worlds: Any, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
-    monkeypatch.setattr(isolated, "START_SECONDS", 1.5)
-    with pytest.raises(WorkerLost, match=f"{at} took longer than 1.5 s"):
+    monkeypatch.setattr(isolated, "START_SECONDS", 8.0)
+    with pytest.raises(WorkerLost, match=f"{at} took longer than 8 s"):
         worlds(fault="hang", at=at).tasks("train")
 
 
@@ -177,7 +177,7 @@ def lost(episode: Any) -> str:
 
 
 def test_a_task_that_always_hangs_costs_two_time_outs_and_the_others_nothing(worlds: Any) -> None:
-    world = worlds(fault="hang", of=["nav_hard"], timeout=0.3)
+    world = worlds(fault="hang", of=["nav_hard"])
     tasks = {task.family: task for task in world.tasks("train")}
     broken = [world.start(tasks["nav_hard"]) for _ in range(8)]
     others = [world.start(tasks["pay_hard"]) for _ in range(8)]
@@ -190,7 +190,7 @@ def test_a_task_that_always_hangs_costs_two_time_outs_and_the_others_nothing(wor
 
 def test_an_environment_that_always_hangs_costs_a_few_time_outs(worlds: Any) -> None:
     """Each of twelve tasks eight times; after a rest one call tries again."""
-    world = worlds(fault="hang", timeout=0.2, train_tasks=2)
+    world = worlds(fault="hang", timeout=0.5, train_tasks=2)
     episodes = [world.start(task) for task in world.tasks("train")[:12] for _ in range(8)]
     errors = [lost(episode) for episode in episodes]
     assert sum("took longer" in error for error in errors) <= 12
