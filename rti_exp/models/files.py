@@ -13,6 +13,7 @@ This module imports no torch; a conversion runs in a process of its own.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -100,7 +101,7 @@ def from_hub(name: str, key: str) -> Path:
     try:
         try:
             folder = Path(snapshot_download(**wanted, local_files_only=True))
-            if (folder / "config.json").is_file() and next(folder.glob("*.safetensors"), None):
+            if _is_whole(folder):
                 return folder
         except LocalEntryNotFoundError:
             pass
@@ -111,3 +112,14 @@ def from_hub(name: str, key: str) -> Path:
             f"{key}={HUB + name!r}: is not in the Hugging Face cache and cannot be fetched ({reason}); "
             "download it where there is a network, or give a local folder"
         ) from error
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a cached model has its config and all of its weights; a download may have broken off."""
+    index = folder / "model.safetensors.index.json"
+    try:
+        wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.is_file() else None
+    except (ValueError, KeyError, AttributeError):
+        return False
+    there = {path.name for path in folder.glob("*.safetensors")}
+    return (folder / "config.json").is_file() and bool(there) and (wanted is None or wanted <= there)

@@ -1,3 +1,4 @@
+import json
 import sys
 from pathlib import Path
 
@@ -90,3 +91,22 @@ def test_no_network_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None
         policy_folder("hub:org/name")
     assert "cannot be fetched (name resolution failed)" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_download_that_broke_off_is_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("config.json", "model-00001-of-00002.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    asked: list[bool] = []
+
+    def download(*, local_files_only: bool = False, **asked_for: object) -> str:
+        asked.append(local_files_only)
+        if not local_files_only:
+            (tmp_path / "model-00002-of-00002.safetensors").write_text("{}")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert policy_folder("hub:org/name") == tmp_path
+    assert policy_folder("hub:org/name") == tmp_path
+    assert asked == [True, False, True]
