@@ -56,7 +56,7 @@ ARMS = {
     "luffy of halves": ["algorithm=luffy", "corrector=self", "algorithm.prefix_fraction=0.5"],
     "opd": ["algorithm=opd", "algorithm.updates=3"],
     "sft": ["algorithm=sft", "corrector=self"],
-    "sft of a teacher's": ["algorithm=sft", "corrector=teacher", "algorithm.updates=1"],
+    "sft of a teacher's": ["algorithm=sft", "corrector=teacher", "gate.delta=inf", "verifier=none"],
 }  # fmt: skip
 
 
