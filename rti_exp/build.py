@@ -23,7 +23,7 @@ from rti_exp.players import Judges, Player, collector, same_tokenizer, teacher_r
 from rti_exp.remote_parts import check_remote, usage_callbacks
 from rti_exp.runs import Run
 from rti_exp.settings import SettingsError
-from rti_exp.trainer import forgetting, trainer
+from rti_exp.trainer import check_strategy, forgetting, trainer
 from rti_exp.types import Task
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def check_parts(config: Config, *, training: bool = True) -> None:
     _check_algorithm(config)
     check_files(config)
     check_remote(config)
+    check_strategy(config)
     tasks = _training_tasks(config)
     if training and config.run.tasks_per_iteration > tasks:
         raise SettingsError(

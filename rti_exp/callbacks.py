@@ -235,15 +235,17 @@ class IterationCheckpoint(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         module = learner(pl_module)
-        if not module.updating and module.iteration == self._recorded:
+        # Sharded weights are gathered by all ranks together, and the others may be elsewhere.
+        if not module.updating and not module.sharded and module.iteration == self._recorded:
             self._save(module)
 
     def _save(self, module: RTIModule) -> None:
-        if self.run is not None and module.iteration > self._saved:
-            save_checkpoint(
-                self.checkpoints, self.run_key, module.training_state(), previous=self._saved, config=self.config
-            )
-            self._saved = module.iteration
+        if module.iteration <= self._saved:
+            return
+        state = module.training_state() if self.run is not None or module.sharded else None
+        if self.run is not None and state is not None:
+            save_checkpoint(self.checkpoints, self.run_key, state, previous=self._saved, config=self.config)
+        self._saved = module.iteration
 
 
 class BudgetCallback(Callback):

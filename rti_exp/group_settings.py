@@ -125,7 +125,7 @@ class ProbeSettings:
             raise SettingsError(f"probe.cases={self.cases}: must be an integer >= 1")
 
 
-STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false")
+STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false", "fsdp")
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
 
 
@@ -137,7 +137,8 @@ class TrainerSettings:
     devices: int = 1
     num_nodes: int = 1
     strategy: str = "auto"
-    """One of `STRATEGIES`: each process holds whole weights, which its engine generates with."""
+    """One of `STRATEGIES`: each process holds whole weights, which its engine generates with. fsdp (FSDP2) shards what
+    is trained besides: weights, gradients and optimizer state."""
     precision: str = "32-true"
     """One of `PRECISIONS`. fp16 is not among them: its gradients are scaled when the learner clips them."""
     threads: int = 1

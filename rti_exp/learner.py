@@ -37,6 +37,7 @@ from rti_exp.metrics import IterationReport, Stopwatch, UpdateStats, iteration_m
 from rti_exp.models.weights import kept_weights, restore_weights
 from rti_exp.objective.algorithm import Algorithm, LossStats
 from rti_exp.settings import RunSettings, UpdateSettings
+from rti_exp.sharding import ShardedPolicy, gathered, idle_batch, sharded_state, whole_tensor
 from rti_exp.tasks import IterationTasks
 from rti_exp.types import Group, Sample
 
@@ -117,7 +118,8 @@ class RTIModule(LightningModule):
         self.accepted_budget = accepted_budget
         self.limits = limits or LimitSettings()
         self.reference = (reference or _frozen_copy(model)) if algorithm.needs_reference else None
-        self._policy_forward = TrainedPositions(model)
+        self._policy_forward: TrainedPositions | ShardedPolicy = TrainedPositions(model)
+        self._sharded: ShardedPolicy | None = None
         self._reference_forward = TrainedPositions(self.reference) if self.reference is not None else None
         self.iteration = 0
         self.policy_version = 0
@@ -126,6 +128,20 @@ class RTIModule(LightningModule):
         self.updating = False
         self.last_groups: list[Group] = []
         self.last_metrics: dict[str, float | None] = {}
+
+    def configure_model(self) -> None:
+        """Under FSDP2: train a sharded copy of the engine's model. Lightning calls it once processes are up."""
+        if self._sharded is not None or self.device_mesh is None:
+            return
+        self.model.to(self.device)  # pyright: ignore[reportArgumentType]  (a decorator hides its signature)
+        self._sharded = ShardedPolicy(self.model, self.device_mesh["data_parallel"])
+        self.model = self._sharded.model
+        self._policy_forward = self._sharded
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each process holds a part of the weights: then `training_state` needs all of them."""
+        return self._sharded is not None
 
     @property
     def finished(self) -> bool:
@@ -159,6 +175,8 @@ class RTIModule(LightningModule):
             with stopwatch.time("update"):
                 self.updating = True
                 update = self._update(samples, iteration)
+                if self._sharded is not None and update.steps:
+                    self._sharded.fill()
                 self.policy_version += update.steps > 0
                 self.engine.sync(self.policy_version)
                 self.iteration = iteration
@@ -231,6 +249,9 @@ class RTIModule(LightningModule):
             if not count:
                 continue
             batches = micro_batches(part, max_tokens=self.settings.micro_batch_tokens, total_trained_tokens=total)
+            if self._sharded is not None:  # every pass gathers weights: all ranks have to make as many
+                most = int(max_over_ranks(torch.tensor(len(batches), device=self.device)).item())
+                batches = [*batches, *(idle_batch(total) for _ in range(most - len(batches)))]
             stats, largest, norm = self._step(batches, scale=steps * world_size(), iteration=iteration)
             sums += stats
             ratio_max = max(ratio_max, largest)
@@ -266,7 +287,7 @@ class RTIModule(LightningModule):
         _require_finite(sums[0].item(), "policy loss", iteration)
         _require_finite(sums[1].item(), "KL to the reference", iteration)
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.settings.gradient_clip).item()
+        norm = whole_tensor(torch.nn.utils.clip_grad_norm_(parameters, self.settings.gradient_clip)).item()
         _require_finite(norm, "gradient norm", iteration)
         optimizer.step()
         optimizer.zero_grad()
@@ -297,15 +318,20 @@ class RTIModule(LightningModule):
             "policy_version": self.policy_version,
             "tokens_spent": self.tokens_spent,
             "accepted": self.accepted,
-            "model": kept_weights(self.model),
-            "optimizer": optimizer.state_dict(),
+            "model": gathered(kept_weights(self.model)),
+            "optimizer": gathered(optimizer.state_dict()),
         }
 
     def restore_training_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `training_state`, in place; call it once the optimizer exists (`on_fit_start`)."""
         optimizer: Any = self.optimizers(use_pl_optimizer=False)
-        restore_weights(self.model, state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        weights, moments = state["model"], state["optimizer"]
+        if self._sharded is not None:
+            weights, moments = sharded_state(state, self.model, optimizer.param_groups[0]["params"])
+        restore_weights(self.model, weights)
+        optimizer.load_state_dict(moments)
+        if self._sharded is not None:
+            self._sharded.fill()
         self.iteration = state["iteration"]
         self.policy_version = state["policy_version"]
         self.tokens_spent = state["tokens_spent"]

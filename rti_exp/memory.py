@@ -60,8 +60,6 @@ class Plan:
     activations: int
     head: int
     cache: int
-    rollout_extra: int
-    """What rollouts hold more of the weights than updates do."""
 
     @property
     def update(self) -> int:
@@ -72,7 +70,7 @@ class Plan:
     @property
     def rollout(self) -> int:
         """Peak of the rollouts, what single decode steps take left out."""
-        return self.weights + self.rollout_extra + self.optimizer + self.reference + self.autocast_copies + self.cache
+        return self.weights + self.optimizer + self.reference + self.autocast_copies + self.cache
 
 
 def sizes(config: Config, architecture: PretrainedConfig) -> Sizes:
@@ -92,7 +90,6 @@ def sizes(config: Config, architecture: PretrainedConfig) -> Sizes:
             activations = layers * rows * length * width * (2 if autocast else dtype.itemsize) + activations // layers
         parameters = list(model.parameters())
         trained = [one for one in parameters if one.requires_grad]
-        linear = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
         return Sizes(
             parameters=sum(one.numel() for one in parameters),
             trained_parameters=sum(one.numel() for one in trained),
@@ -100,7 +97,7 @@ def sizes(config: Config, architecture: PretrainedConfig) -> Sizes:
             layer_weights=max((_bytes(list(layer.parameters())) for layer in _layers(model)), default=0),
             trained_weights=_bytes(trained),
             reference=_bytes(parameters) if _needs_reference(config) else 0,
-            autocast_copies=2 * sum({id(one): one.numel() for one in linear}.values()) if autocast else 0,
+            autocast_copies=_copies(model) if autocast else 0,
             activations=activations,
             head=_head(architecture, rows * length),
             cache=_cache(config, architecture, 2 if autocast else dtype.itemsize),
@@ -121,20 +118,18 @@ def plan(found: Sizes, *, strategy: str, devices: int) -> Plan:
         activations=found.activations,
         head=found.head,
         cache=found.cache,
-        rollout_extra=0,
     )
     if strategy == "one":
         return whole
     if strategy == "ddp":
         return dataclasses.replace(whole, gradients=2 * gradients)  # DDP's buckets are a second copy
-    share = found.weights // devices + UNSHARDED_LAYERS * found.layer_weights
+    # Whole for the rollouts, and a sharded copy that is trained (`rti_exp.sharding`).
     return dataclasses.replace(
         whole,
         name=f"FSDP2 x {devices}",
-        weights=min(share, found.weights),
+        weights=found.weights + found.weights // devices + UNSHARDED_LAYERS * found.layer_weights,
         gradients=gradients // devices,
         optimizer=optimizer // devices,
-        rollout_extra=max(found.weights - share, 0),
     )
 
 
@@ -183,12 +178,14 @@ def _saved(model: PreTrainedModel, rows: int, length: int, *, autocast: bool) ->
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
     with hooks, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         model.get_decoder()(input_ids=ids_BT, use_cache=False)
-    copies = 2 * sum(module.weight.numel() for module in _linear_layers(model)) if autocast else 0
+    copies = _copies(model.get_decoder()) if autocast else 0
     return max(sum(storage.nbytes() for storage in kept.values()) - copies, 0)
 
 
-def _linear_layers(model: PreTrainedModel) -> list[torch.nn.Linear]:
-    return [module for module in model.get_decoder().modules() if isinstance(module, torch.nn.Linear)]
+def _copies(model: torch.nn.Module) -> int:
+    """Bytes of the bf16 copies that autocast makes of the linear layers' weights that are not in bf16."""
+    linear = {id(one.weight): one.weight for one in model.modules() if isinstance(one, torch.nn.Linear)}
+    return 2 * sum(weight.numel() for weight in linear.values() if weight.dtype != torch.bfloat16)
 
 
 def _head(architecture: PretrainedConfig, tokens: int) -> int:

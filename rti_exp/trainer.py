@@ -29,7 +29,7 @@ def trainer(config: Config, callbacks: list[Any]) -> Trainer:
         accelerator=settings.accelerator,
         devices=settings.devices,
         num_nodes=settings.num_nodes,
-        strategy=settings.strategy,
+        strategy=_sharding(config) if settings.strategy == "fsdp" else settings.strategy,
         precision=settings.precision,  # pyright: ignore[reportArgumentType]
         deterministic="warn" if settings.deterministic else None,
         max_epochs=1,
@@ -41,6 +41,29 @@ def trainer(config: Config, callbacks: list[Any]) -> Trainer:
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
     )
+
+
+def _sharding(config: Config) -> Any:
+    from pytorch_lightning.strategies import ModelParallelStrategy
+
+    settings = config.trainer
+    return ModelParallelStrategy(
+        data_parallel_size=settings.devices * settings.num_nodes,
+        tensor_parallel_size=1,
+        process_group_backend="gloo" if settings.accelerator == "cpu" else None,
+    )
+
+
+def check_strategy(config: Config) -> None:
+    """
+    Raises:
+        SettingsError: FSDP with adapters, whose arithmetic is not that of the weights beside them.
+    """
+    if config.trainer.strategy == "fsdp" and config.policy.lora.rank:
+        raise SettingsError(
+            f"trainer.strategy=fsdp: must be ddp with policy.lora.rank={config.policy.lora.rank}; adapters are too "
+            "small to be worth sharding"
+        )
 
 
 def check_accelerator(config: Config) -> None:

@@ -21,6 +21,7 @@ from rti_exp.learner import DivergedError, RTIModule
 from rti_exp.metrics import is_timing
 from rti_exp.runs import Run, read_lines
 from rti_exp.settings import AlgorithmSettings, EvaluationSettings, RunSettings
+from rti_exp.sharding import gathered
 from tests.fakes import GuessWorld, tiny_model
 from tests.training import ALGORITHM, RENDERER, KeepingModule, acted, fit, sampled
 
@@ -78,12 +79,13 @@ def whole_run(options: dict[str, Any]) -> Any:
             recorder_every=1,
         )
         fit(module, callbacks, **options)
+        kept = gathered(module.model.state_dict())
         if run is None:
             return None
         state = latest_valid_checkpoint(run.checkpoints, "key")
         run.close()
         assert state is not None
-        return {"rows": list(read_lines(run.metrics.path)), "saved": state["model"], "kept": module.model.state_dict()}
+        return {"rows": list(read_lines(run.metrics.path)), "saved": state["model"], "kept": kept}
 
 
 class Poisoned:

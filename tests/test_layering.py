@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("intervention",),
     ("batch",),
     ("forward", "distributed", "metrics", "records", "checkpoints", "tasks", "gathering"),
+    ("sharding",),
     ("learner",),
     ("callbacks",),
     (

@@ -41,6 +41,7 @@ from rti_exp.settings import (
     RunSettings,
     VerifierSettings,
 )
+from rti_exp.sharding import whole_tensor
 from rti_exp.tasks import TaskDataModule
 from rti_exp.types import Evidence, EvidenceLevel, Message, Task
 from tests.fakes import GuessWorld, call, right_texts, tiny_model, tiny_tokenizer, wrong_texts
@@ -273,7 +274,7 @@ class GradientKeeper(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         if closure is not None:
             closure()
-        self.kept.append([one.grad.clone() for one in self.param_groups[0]["params"]])
+        self.kept.append([whole_tensor(one.grad).clone() for one in self.param_groups[0]["params"]])
 
 
 class KeepingModule(RTIModule):
