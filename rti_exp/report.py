@@ -66,8 +66,9 @@ def write_report(
     """Prints the tables and writes everything; returns what was written, and what was left out and why."""
     from rich.console import Console
 
-    from rti_exp.analysis import charts, tables
+    from rti_exp.analysis import tables
     from rti_exp.analysis.figures import NoFigures, save
+    from rti_exp.analysis.gallery import gallery
     from rti_exp.analysis.html import render
     from rti_exp.analysis.reading import load_study
     from rti_exp.analysis.sheets import sheets
@@ -86,7 +87,7 @@ def write_report(
         folder = output / "figures"
         folder.mkdir(exist_ok=True)
         try:
-            for chart in charts.charts(study, summary):
+            for chart in gallery(study, summary):
                 written += save(chart, folder)
         except NoFigures as error:
             left_out = str(error)

@@ -17,6 +17,7 @@ from importlib import resources
 from rti_exp.analysis.browser import embed, entries
 from rti_exp.analysis.charts import charts
 from rti_exp.analysis.figures import Chart, NoFigures, inline_svg
+from rti_exp.analysis.gallery import gallery
 from rti_exp.analysis.reading import Study
 from rti_exp.analysis.sheets import Sheet, sheets
 from rti_exp.analysis.summary import Summary
@@ -87,7 +88,7 @@ def render(study: Study, summary: Summary, *, most: int = MOST_INTERVENTIONS) ->
             "script_hash": f"'sha256-{digest}'",
             "title": html.escape(plain_text(title_of(study))),
             "headline": as_table(headline),
-            "charts": as_charts(charts(study, summary)),
+            "charts": as_charts(gallery(study, summary)),
             "tables": "\n".join(as_table(sheet) for sheet in others),
             "shown": html.escape(_shown(len(found), len(study.interventions))),
             "data": embed(found),

@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from rti_exp.analysis.browser import recorded
+from rti_exp.analysis.cells import NONE, Sheet
 from rti_exp.analysis.charts import COLOURS, Series, evaluation_series, legend, metric_series
 from rti_exp.analysis.figures import Chart
 from rti_exp.analysis.reading import Study, select
-from rti_exp.analysis.sheets import NONE, Sheet
 from rti_exp.intervention.leak_rule import leaked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+TELLING = 0.1
+"""A report shows leaks where this share of some arm's merges leaks."""
 MERGE_COLUMNS = ("run_key", "arm", "seed", "iteration", "family", "leaky")
 
 
@@ -46,6 +48,12 @@ def merges(study: Study) -> pd.DataFrame:
         [{**{name: row[name] for name in MERGE_COLUMNS[:-1]}, "leaky": is_leaky(recorded(row))} for row in rows],
         columns=list(MERGE_COLUMNS),
     )
+
+
+def worth_telling(study: Study) -> bool:
+    """Whether a share of TELLING or more of some arm's merges leaks."""
+    found = merges(study)
+    return any(select(found, arm=arm)["leaky"].mean() >= TELLING for arm in set(found["arm"].tolist()))
 
 
 def leak_sheet(study: Study) -> Sheet:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rti_exp.analysis.cells import NONE, Sheet, show_count, show_interval
+from rti_exp.analysis.leaks import leak_sheet, worth_telling
 from rti_exp.analysis.learning import learning_sheet
 from rti_exp.analysis.reading import COMPUTE, Study
 from rti_exp.analysis.statistics import RESAMPLES, Difference, Estimate, seeds_needed
@@ -236,6 +237,7 @@ def sheets(study: Study, summary: Summary) -> list[Sheet]:
         differences_sheet(summary),
         learning_sheet(study, summary),
         funnel_sheet(summary),
+        *([leak_sheet(study)] if worth_telling(study) else []),
         families_sheet(summary),
         listed_sheet(study),
     ]

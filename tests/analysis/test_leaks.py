@@ -7,8 +7,11 @@ import pytest
 
 from rti_exp.analysis.cards import show_interventions
 from rti_exp.analysis.dynamics import gate_sheet, intervened_charts, probe_charts
+from rti_exp.analysis.gallery import gallery
 from rti_exp.analysis.leaks import is_leaky, leak_charts, leak_sheet, leaky_shares, merges
 from rti_exp.analysis.reading import load_study
+from rti_exp.analysis.sheets import sheets
+from rti_exp.analysis.summary import summarize
 from tests.analysis import studies
 
 LEAK: dict[str, Any] = {
@@ -56,6 +59,17 @@ def test_leaky_shares_between_evaluations(study_dir: Path) -> None:
     assert leaky_shares(found, [1, 2]) == {1: 0.0, 2: 0.5}
     assert leak_sheet(study).rows == (("all runs", "8", "2", "25.0%", "-"),)
     assert [chart.name for chart in leak_charts(study)] == ["leaks_0"]
+
+
+def test_a_report_shows_leaks_where_they_are_merged(study_dir: Path, tmp_path: Path) -> None:
+    study = load_study(study_dir)
+    summary = summarize(study)
+    assert [chart.name for chart in gallery(study, summary)][-1] == "leaks_0"
+    assert any("that leak" in sheet.title for sheet in sheets(study, summary))
+    clean = studies.write_delta_study(tmp_path / "clean")
+    study, summary = load_study(clean), summarize(load_study(clean))
+    assert not any(chart.name.startswith("leaks") for chart in gallery(study, summary))
+    assert not any("that leak" in sheet.title for sheet in sheets(study, summary))
 
 
 def test_no_merge_has_no_share(tmp_path: Path) -> None:
