@@ -18,10 +18,13 @@ from rti_exp.analysis.text import plain_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 COLOURS = ("#2a78d6", "#eb6834", "#1baf7a", "#c98500", "#d55181", "#008300", "#7a6ae0", "#e34948")
 """In this order, never by rank; told apart by the colour-blind, and legible on white and on black."""
 GREY = "#8b8f96"
+LEGEND_WIDTH, LEGEND_HANDLE = 90, 10
+"""Characters that fit beside each other, and what a line's sample takes of them."""
 LINE_STYLES = ("-", "--", ":")
 ACCEPTED = COLOURS[2]
 LOSSES = ("#eb6834", "#2a78d6", "#c98500", "#d55181", "#7a6ae0", "#e34948", GREY)
@@ -35,10 +38,21 @@ def arm_colours(study: Study) -> dict[str, tuple[str, str]]:
     }
 
 
+def plain_ticks(axis: Axis) -> None:
+    """Numbers as they are on a logarithmic axis: matplotlib's own labels are mathematical text, which is off here."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    low, high = axis.get_view_interval()
+    shown = FuncFormatter(lambda value, position: f"{value:g}")
+    axis.set_major_formatter(shown)
+    axis.set_minor_formatter(shown if high < 10 * low else NullFormatter())
+
+
 def legend(axes: Axes, *, least: int = 2) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) >= least:
-        axes.figure.legend(handles, labels, loc="outside lower left", ncols=min(3, len(handles)))
+        fitting = max(1, LEGEND_WIDTH // (max(map(len, labels)) + LEGEND_HANDLE))
+        axes.figure.legend(handles, labels, loc="outside lower left", ncols=min(3, len(handles), fitting))
 
 
 def _headline(study: Study, arms: Sequence[ArmSummary]) -> Callable[[Axes], None]:
@@ -134,6 +148,7 @@ def curves(
             axes.set_ylim(-0.02, 1.02)
         if log:
             axes.set_yscale("log")
+            plain_ticks(axes.yaxis)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("RL iteration")
         axes.set_ylabel(label)

@@ -7,6 +7,7 @@ import pytest
 
 from rti_exp.analysis.cards import show_interventions
 from rti_exp.analysis.dynamics import gate_sheet, intervened_charts, probe_charts
+from rti_exp.analysis.figures import inline_svg
 from rti_exp.analysis.gallery import gallery
 from rti_exp.analysis.leaks import is_leaky, leak_charts, leak_sheet, leaky_shares, merges
 from rti_exp.analysis.reading import load_study
@@ -94,6 +95,7 @@ def test_probes_are_read_and_drawn(tmp_path: Path) -> None:
         "Fixed probe, all families: perplexity of right actions",
         "Fixed probe, ret: perplexity of right actions",
     ]
+    assert "mathdefault" not in inline_svg(probe_charts(study)[0])
 
 
 def test_perplexity_of_intervened_steps_is_drawn_where_there_is_some(tmp_path: Path) -> None:
