@@ -194,8 +194,8 @@ def run(settings: WarmstartSettings) -> None:
 
 def main() -> None:
     OmegaConf.register_new_resolver("rti_exp.assets", lambda: str(assets_root()), replace=True)
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra would exit with 1 for a bad config
-
+    former = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would exit with 1 for a bad config
     configs: list[dict[str, Any]] = []
 
     def task(cfg: DictConfig) -> None:  # no more than this: Hydra prints a line of its own for an error within
@@ -218,6 +218,9 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+    finally:
+        if former is None:
+            os.environ.pop("HYDRA_FULL_ERROR", None)
 
 
 def _bad_config(message: str) -> int:

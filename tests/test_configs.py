@@ -303,8 +303,8 @@ def test_the_name_of_an_environment_variable_is_no_secret(composed: Composed) ->
         check(config)  # refused for being unknown, not for its value
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_3", "ddp_spawn", "dpp"])
-def test_a_strategy_that_splits_the_weights_is_refused(composed: Composed, strategy: str) -> None:
+@pytest.mark.parametrize("strategy", ["deepspeed_stage_3", "ddp_spawn", "dpp"])
+def test_a_strategy_that_is_not_supported_is_refused(composed: Composed, strategy: str) -> None:
     with pytest.raises(SettingsError, match=rf"trainer\.strategy='{strategy}': must be one of auto, ddp,"):
         check(composed(f"trainer.strategy={strategy}"))
     assert check(composed("trainer=ddp_cpu")).trainer.strategy == "ddp"
@@ -312,7 +312,7 @@ def test_a_strategy_that_splits_the_weights_is_refused(composed: Composed, strat
 
 def test_compute_matched_grpo_has_the_tokens_that_rti_spent(composed: Composed) -> None:
     config = check(composed("experiment=compute_matched"))
-    assert (config.budget.tokens, config.run.max_iterations, config.corrector.target) == (117_584, 1000, None)
+    assert (config.budget.tokens, config.run.max_iterations, config.corrector.target) == (55_077, 1000, None)
 
 
 def test_what_does_nothing_for_the_verifier_is_refused(composed: Composed) -> None:

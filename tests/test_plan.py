@@ -154,8 +154,8 @@ def test_a_config_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     parameters = 2 * 100 * 64 + 2 * (64 * (2 * 64 + 2 * 32) + 3 * 64 * 128 + 2 * 64) + 64
     assert f"{parameters / 1000:.3g} k parameters" in printed
     assert "one device: fits into 1 GiB" in printed
-    # 96 rollouts of 96 tokens, 8 operations a parameter and token, 60 iterations, 10^12 a second
-    assert f"time: at least {8 * parameters * 96 * 96 * 60 / 1e12 / 3600:.3g} hours" in printed
+    # 96 rollouts of 96 tokens, 8 operations a parameter and token, 24 iterations, 10^12 a second
+    assert f"time: at least {8 * parameters * 96 * 96 * 24 / 1e12 / 3600:.3g} hours" in printed
 
 
 def test_adapters_are_what_is_trained(tmp_path: Path, composed: Callable[..., DictConfig]) -> None:

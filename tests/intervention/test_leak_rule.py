@@ -88,3 +88,9 @@ def test_escapes_hide_nothing():
     )
     assert leaked(EVIDENCE, KNOWN, content) == frozenset()
     assert leaked(EVIDENCE, KNOWN, message_text(message)) == {"w4821"}
+
+
+def test_a_thought_is_no_hiding_place():
+    message = Message(role="assistant", content="done", thinking="The rubric wants W-4821.")
+    assert leaked(EVIDENCE, KNOWN, message.content) == frozenset()
+    assert leaked(EVIDENCE, KNOWN, message_text(message)) == {"w4821"}

@@ -14,7 +14,7 @@ from rti_exp.intervention.verifier import Verifier
 from rti_exp.players import Judges
 from rti_exp.rollout.chat_render import ChatRenderer
 from rti_exp.settings import RolePrompt, RoleSettings, SettingsError, VerifierSettings
-from rti_exp.types import Correction, Evidence, Verdict
+from rti_exp.types import Correction, Evidence, Message, Verdict
 from tests.chat_fakes import chat_tokenizer, save_chat_policy
 from tests.fakes import GuessWorld, call, wrong_texts
 from tests.intervention.helpers import episode
@@ -79,6 +79,23 @@ def test_another_tokenizers_verifier_is_told_the_correction():
     [[made]] = verifier.check([attempt])
     assert (made.name, made.passed) == ("gold", True)
     assert f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>user\njudge:" in told(engine.generate_requests)[0]
+
+
+def test_another_tokenizers_verifier_is_told_the_thinking_of_a_correction_too():
+    engine = ScriptedEngine(lambda prompt, seed: '{"pass": true}', OTHER)
+    verifier = Verifier(
+        engine=engine,
+        renderer=OTHER,
+        prompts={"leak": PROMPT},
+        settings=VerifierSettings(checks=["leak"]),
+        role=RoleSettings(max_tokens=64),
+        same_tokenizer=False,
+    )
+    message = Message(role="assistant", content="red", thinking="as the rubric says")
+    written = Correction(prompt_ids=(1,), action_ids=(2,), text="red", message=message, source="self")
+    verifier.check([Attempt(case=case(), sample=0, verdict=Verdict(kind="harmful", step=0), correction=written)])
+    [shown] = told(engine.generate_requests)
+    assert "<|im_start|>assistant\n<think>\nas the rubric says\n</think>\n\nred<|im_end|>" in shown
 
 
 def test_one_model_is_loaded_once_for_both(tmp_path: Path, composed):

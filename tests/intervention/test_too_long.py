@@ -67,7 +67,7 @@ def test_a_correction_prompt_that_is_too_long_is_no_correction():
 def test_a_check_that_is_too_long_is_not_passed():
     engine = RoleEngine(positions={"leak": 0})
     [record] = run(engine)
-    assert record.outcome is Outcome.LEAKED
+    assert record.outcome is Outcome.NO_CHECK
     assert record.checks[1].answer.startswith("[not asked: ")
     check = Check(name="leak", judge="policy", passed=None, answer=record.checks[1].answer)
     assert record.checks == (PASSED[0], check, PASSED[2])

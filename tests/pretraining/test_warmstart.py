@@ -47,7 +47,7 @@ def test_makes_a_policy_and_a_teacher_that_train_takes(tmp_path: Path) -> None:
     assert tokenizers[0].backend_tokenizer.to_str() == tokenizers[1].backend_tokenizer.to_str()
     noted = json.loads((tmp_path / "made" / "tiny" / "warmstart.json").read_text())
     assert noted["settings"]["training"]["steps"] == 4
-    assert noted["settings"]["prior"]["right"]["nav_hard"] == 0.001
+    assert noted["settings"]["prior"]["right"]["nav_hard"] == 0.004
 
     again = warmstart(tmp_path, "out=made", *SMALL)
     assert again.returncode == 2
