@@ -60,6 +60,7 @@ def known_text(opening: Sequence[Message], tools: Sequence[Mapping[str, Any]], t
 
 
 def message_text(message: Message) -> str:
-    """A message's text and its tool calls, with escapes in their arguments resolved."""
+    """A message's text, its thinking, which is trained like the rest, and its tool calls, with escapes in their
+    arguments resolved."""
     calls = [json.dumps({"name": c.name, "arguments": c.arguments}, ensure_ascii=False) for c in message.tool_calls]
-    return "\n".join([message.content, *calls])
+    return "\n".join([*([message.thinking] if message.thinking else []), message.content, *calls])

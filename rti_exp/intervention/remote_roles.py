@@ -19,7 +19,7 @@ from rti_exp.intervention.ask import Question
 from rti_exp.intervention.case import Attempt, Case
 from rti_exp.intervention.corrector import NoCorrection, Rewrite, TeacherCorrector
 from rti_exp.intervention.prompts import role_message, with_request
-from rti_exp.intervention.rendering import rendered
+from rti_exp.intervention.rendering import rendered, whole_text
 from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import CheckName, Verifier
 from rti_exp.remote_settings import RemoteSettings, RemoteValidatorSettings, RemoteVerifierSettings
@@ -134,7 +134,7 @@ class RemoteVerifier(Verifier):
 
     def _question(self, attempt: Attempt, name: CheckName) -> Question:
         case = attempt.case
-        ids = rendered(case, attempt.step, attempt.written.message.content, self.renderer)
+        ids = rendered(case, attempt.step, whole_text(attempt.written.message), self.renderer)
         request = role_message(self.prompts[name], evidence=case.evidence.text, reason=attempt.verdict.reason)
         return Question(
             prompt_ids=with_request(ids, request, self.renderer),

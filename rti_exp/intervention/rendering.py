@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rti_exp.intervention.case import Case
 from rti_exp.rollout.render import Renderer
+from rti_exp.types import Message
 
 
 def rendered(case: Case, step: int, text: str, renderer: Renderer) -> tuple[int, ...]:
@@ -16,3 +17,8 @@ def rendered(case: Case, step: int, text: str, renderer: Renderer) -> tuple[int,
         ids += renderer.action_ids(turn.message.content)
         ids += renderer.appended(turn.observations, closed=True)
     return ids + renderer.action_ids(text)
+
+
+def whole_text(message: Message) -> str:
+    """What an assistant wrote, its thinking first: all of it is trained, so all of it is judged."""
+    return f"<think>\n{message.thinking}\n</think>\n\n{message.content}" if message.thinking else message.content

@@ -11,7 +11,7 @@ from rti_exp.intervention.ask import Answer, Question, ask
 from rti_exp.intervention.case import Attempt
 from rti_exp.intervention.leak_rule import known_text, leaked, message_text
 from rti_exp.intervention.prompts import role_message, with_request
-from rti_exp.intervention.rendering import rendered
+from rti_exp.intervention.rendering import rendered, whole_text
 from rti_exp.rollout.render import Renderer
 from rti_exp.settings import CHECK_NAMES, RolePrompt, RoleSettings, SettingsError, VerifierSettings
 from rti_exp.types import Check, Outcome
@@ -83,7 +83,7 @@ class Verifier:
         if self.same_tokenizer:
             ids = attempt.case.trajectory.prompt_ids(attempt.step) + attempt.written.action_ids
         else:
-            ids = rendered(attempt.case, attempt.step, attempt.written.text, self.renderer)
+            ids = rendered(attempt.case, attempt.step, whole_text(attempt.written.message), self.renderer)
         request = role_message(self.prompts[name], evidence=attempt.case.evidence.text, reason=attempt.verdict.reason)
         return Question(
             prompt_ids=with_request(ids, request, self.renderer),

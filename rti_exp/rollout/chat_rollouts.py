@@ -13,7 +13,7 @@ from rti_exp.engines.remote.transcript import Transcript, messages_of
 from rti_exp.envs.base import Environment, InfrastructureError
 from rti_exp.randomness import derive_seed
 from rti_exp.remote_settings import RemotePolicySettings, ToolCalls
-from rti_exp.rollout.episode import broken_trajectory, environment_call
+from rti_exp.rollout.episode import broken_trajectory, check_result, environment_call
 from rti_exp.rollout.tool_calls import MalformedToolCall, parse_tool_call
 from rti_exp.types import Author, Message, Status, Task, Trajectory, Turn
 
@@ -61,6 +61,7 @@ class ChatRollouts:
                     return _ended(task, member, turns, error="the conversation is longer than the model's context")
                 state_hash = environment_call(episode.state_hash)
                 result = environment_call(episode.step, message)
+                check_result(result)
                 turns.append(_turn(message, result.observations, state_hash))
                 if result.done:
                     return _ended(task, member, turns, reward=result.reward, parts=result.reward_parts)

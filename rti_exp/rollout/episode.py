@@ -49,7 +49,11 @@ def broken_trajectory(
     )
 
 
-def _check_result(result: StepResult) -> None:
+def check_result(result: StepResult) -> None:
+    """
+    Raises:
+        InfrastructureError: a reward that is none, or an observation that is not text.
+    """
     if result.done and not abs(result.reward) <= LARGEST_REWARD:  # NaN too
         raise InfrastructureError(f"the environment gave the reward {result.reward}")
     if not all(isinstance(message.content, str) for message in result.observations):
@@ -213,7 +217,7 @@ class EpisodeRun:
         try:
             state_hash = environment_call(self.episode.state_hash)
             result = environment_call(self.episode.step, message)
-            _check_result(result)
+            check_result(result)
         except InfrastructureError as error:
             self._status, self._error = Status.INFRASTRUCTURE_FAILURE, error
             return

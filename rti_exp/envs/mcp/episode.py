@@ -115,7 +115,12 @@ class McpEpisode:
 
     def _state(self) -> str:
         tool = self._settings.state_tool
-        return "" if tool is None else self._session.call(tool, {}).text
+        if tool is None:
+            return ""
+        answer = self._session.call(tool, {})
+        if answer.failed:  # no state: a condition on it would be a silent 0
+            raise InfrastructureError(f"the MCP server's {tool} failed: {answer.text[:200]}")
+        return answer.text
 
     def evidence(self, level: EvidenceLevel) -> Evidence:
         if level == "none":
