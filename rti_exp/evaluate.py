@@ -72,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         return 130
     Console(soft_wrap=True).print(table(row, evaluation.config.evaluation.samples))
+    for note in notes(evaluation.config):
+        print(note)
     print(f"rollouts and numbers: {folder}")
     return 0
 
@@ -161,6 +163,17 @@ def table(row: Mapping[str, Any], samples: int) -> Table:
         found = estimates(tasks, shown)
         made.add_row(family, str(len(tasks)), *(_interval(found[column]) for column in columns))
     return made
+
+
+def notes(config: Config) -> list[str]:
+    """What a reader of the table has to know."""
+    same = config.evaluation.temperature == 0 and config.evaluation.samples > 1
+    if not same or isinstance(config.policy, RemotePolicySettings):
+        return []
+    return [
+        "eval.temperature=0: the samples of a task are one and the same unless the environment draws at random; "
+        "pass@k and pass^k then say no more than pass@1"
+    ]
 
 
 def _interval(found: Mapping[str, float | int | None]) -> str:

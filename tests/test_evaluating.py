@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from omegaconf import DictConfig
 
 from rti_exp.config import check
-from rti_exp.evaluate import main
+from rti_exp.evaluate import main, notes
 from rti_exp.evaluation import EvaluationFolder, estimates, missing, task_rows
+from rti_exp.paths import assets_root
 from rti_exp.runs import read_lines
 from rti_exp.settings import SettingsError
 from rti_exp.types import Task
@@ -273,3 +275,18 @@ def test_one_process_writes_a_shard(tmp_path: Path) -> None:
         pass
     with pytest.raises(SettingsError, match="holds another evaluation; it differs in seed"):
         EvaluationFolder(tmp_path, {"seed": 1})
+
+
+def test_greedy_samples_are_called_one_and_the_same(composed: Callable[..., DictConfig]) -> None:
+    def told(*overrides: str) -> list[str]:
+        return notes(check(composed(*overrides)))
+
+    assert [note.partition(":")[0] for note in told("eval.temperature=0")] == ["eval.temperature=0"]
+    assert told("eval.temperature=0", "eval.samples=1") == told() == []
+    assert told("policy=remote", "eval.temperature=0") == []
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in assets_root().glob("conf/benchmark/*.yaml")))
+def test_no_benchmark_takes_one_greedy_sample_for_several(name: str) -> None:
+    evaluated = yaml.safe_load((assets_root() / "conf" / "benchmark" / f"{name}.yaml").read_text("utf-8"))["eval"]
+    assert evaluated["temperature"] > 0 or evaluated["samples"] == 1
