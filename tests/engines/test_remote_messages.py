@@ -144,3 +144,25 @@ def test_thinking_is_told_apart() -> None:
 
 def test_a_refusal_is_an_answer() -> None:
     assert read(content=None, message={"refusal": "I will not"}).content == "I will not"
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "thinking"),
+    [
+        (None, {"reasoning_content": "hm"}, "hm"),
+        ("", {"reasoning": "hm"}, "hm"),
+        ("<think>\nhm", {}, "hm"),
+        (None, {}, ""),
+    ],
+)
+def test_tokens_that_were_all_thought_away_are_the_models_failure(
+    content: str | None, more: dict[str, Any], thinking: str
+) -> None:
+    message = read(content=content, message=more, finish_reason="length")
+    assert (message.content, message.tool_calls, message.thinking) == ("", (), thinking)
+    assert message.malformed == "The turn was cut off before anything was said."
+
+
+def test_a_text_that_was_cut_off_is_kept() -> None:
+    assert read(content="so far", finish_reason="length") == Message(role="assistant", content="so far")
+    assert read(content="<think>hm</think>\nso", finish_reason="length").content == "so"

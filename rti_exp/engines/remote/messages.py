@@ -108,9 +108,10 @@ def read_reply(text: str) -> ReadReply:
     if not isinstance(message, dict):
         raise BadReply("the answer's first choice has no message")
     usage = _object_of(body, "usage")
+    stop_reason = _stop_reason(choices[0].get("finish_reason"))
     return ReadReply(
-        message=_message(message),
-        stop_reason=_stop_reason(choices[0].get("finish_reason")),
+        message=_cut_off(message) if stop_reason == "length" and _says_nothing(message) else _message(message),
+        stop_reason=stop_reason,
         model=body["model"] if isinstance(body.get("model"), str) else "",
         prompt_tokens=_count(usage, "prompt_tokens"),
         completion_tokens=_count(usage, "completion_tokens"),
@@ -138,6 +139,26 @@ def _count(usage: Mapping[str, Any], name: str) -> int | None:
     value = usage.get(name)
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     return value if whole else None
+
+
+def _says_nothing(message: Mapping[str, Any]) -> bool:
+    """Whether there is no text, no call, or only thinking that has not ended."""
+    content = message.get("content")
+    if message.get("tool_calls") or isinstance(message.get("refusal"), str):
+        return False
+    return content is None or (
+        isinstance(content, str)
+        and (not content.strip() or (content.lstrip().startswith("<think>") and "</think>" not in content))
+    )
+
+
+def _cut_off(message: Mapping[str, Any]) -> Message:
+    """A model that spent all its tokens on thinking: its own failure, which an environment answers, not a lost one."""
+    thinking, text = _thinking(message, encodable(message.get("content") or ""))
+    thought = thinking or text.strip().removeprefix("<think>").strip()
+    return Message(
+        role="assistant", content="", malformed="The turn was cut off before anything was said.", thinking=thought
+    )
 
 
 def _message(message: Mapping[str, Any]) -> Message:
