@@ -15,6 +15,7 @@ from rti_exp.settings import SettingsError
 
 SECRET_NAME = re.compile(r"api_?key|secret|password|(^|_)token$", re.IGNORECASE)
 ENVIRONMENT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
+SECRET_VARIABLE = re.compile(r"api_?key|secret|password|passwd|(^|_)(token|key|pat)$", re.IGNORECASE)
 TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:sk-|hf_|gh[pousr]_|github_pat_|gsk_|xox[abprs]-|AKIA|AIza|wandb_v1_)[A-Za-z0-9_-]{16,}"
     r"|://[^/\s@]+:[^/\s@]+@"
@@ -82,7 +83,9 @@ def _refuse_text(key: str, text: str) -> None:
 
 def secret_values() -> dict[str, str]:
     """The environment variables whose names say that they hold a secret."""
-    return {name: value for name, value in os.environ.items() if SECRET_NAME.search(name) and len(value) >= SHORTEST}
+    return {
+        name: value for name, value in os.environ.items() if SECRET_VARIABLE.search(name) and len(value) >= SHORTEST
+    }
 
 
 def _without_secrets(key: str) -> str:
