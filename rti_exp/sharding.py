@@ -37,7 +37,8 @@ class ShardedPolicy:
         self.whole = whole
         self.model = copy.deepcopy(whole)
         positions = TrainedPositions(self.model)  # before sharding: it tries the model out
-        for layer in self.model.get_decoder().layers:
+        layers: Any = self.model.get_decoder().layers
+        for layer in layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
 
@@ -46,7 +47,7 @@ class ShardedPolicy:
             return found.log_probs_BT, found.entropy_BT
 
         # The root's forward would compute all logits; this one is as good a forward pass to FSDP.
-        self.model.trained_positions = MethodType(trained_positions, self.model)  # pyright: ignore[reportAttributeAccessIssue]
+        self.model.trained_positions = MethodType(trained_positions, self.model)  # pyright: ignore
         register_fsdp_forward_method(self.model, "trained_positions")
 
     def __call__(self, batch: Batch) -> TokenLogProbs:

@@ -35,7 +35,8 @@ def resumed(make: Any, folder: Path) -> dict[str, torch.Tensor]:
         run = Run(folder, key="key", study="study") if first else None
         module = sampled(run=RUN, settings=ALGORITHM)
         callback = IterationCheckpoint(run=run, run_key="key", checkpoints=folder / "checkpoints")
-        fit(module, [callback], **make(), **({"limit_train_batches": 1} if last == 1 else {}))
+        options: dict[str, Any] = {**make(), **({"limit_train_batches": 1} if last == 1 else {})}
+        fit(module, [callback], **options)
         assert module.iteration == last
         if run is not None:
             run.close()

@@ -51,7 +51,7 @@ def lora_config(settings: LoraSettings) -> LoraConfig:
 
     return LoraConfig(
         r=settings.rank,
-        lora_alpha=settings.alpha,
+        lora_alpha=settings.alpha,  # pyright: ignore[reportArgumentType]
         lora_dropout=0.0,
         target_modules=settings.targets,
         bias="none",

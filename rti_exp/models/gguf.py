@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def convert(weights: Path, folder: Path) -> None:
@@ -13,7 +14,7 @@ def convert(weights: Path, folder: Path) -> None:
 
     where = {"pretrained_model_name_or_path": str(weights.parent), "gguf_file": weights.name, "local_files_only": True}
     tokenizer = AutoTokenizer.from_pretrained(**where)
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         **where, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
     )
     # It is a plain model by now; else it would be saved as a quantized one.

@@ -18,7 +18,7 @@ CHUNK_VALUES = 2**24
 """Logits of one chunk; memory only, never more than rounding of the result."""
 
 
-def can_be_chunked(head: nn.Module) -> bool:
+def can_be_chunked(head: nn.Module | None) -> bool:
     """Whether `head` is a plain linear layer with a large vocabulary, its weights whole in this process."""
     return type(head) is nn.Linear and head.out_features >= CHUNKED_FROM and type(head.weight.data) is Tensor
 
@@ -93,7 +93,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         return (
             hidden_gradient,
             None if weight_gradient is None else weight_gradient.to(weight_VD.dtype),
-            None if bias_gradient is None else bias_gradient.to(bias_V.dtype),
+            None if bias_gradient is None else bias_gradient.to(bias_V.dtype),  # pyright: ignore[reportOptionalMemberAccess]
             None,
         )
 

@@ -23,7 +23,7 @@ from rti_exp.engines.remote.background import run
 from rti_exp.envs.base import InfrastructureError
 
 if TYPE_CHECKING:
-    from mcp import ClientSession  # pyright: ignore[reportMissingImports]
+    from mcp import ClientSession  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
 BASE_ENVIRONMENT = ("PYTHONPATH", "VIRTUAL_ENV", "JAVA_HOME", "NODE_PATH")
 """Variables that a server gets besides the SDK's own choice (PATH, HOME, ...) and those that the config names."""
@@ -194,7 +194,7 @@ async def _close(connections: Sequence[_Connection]) -> None:
 
 @contextlib.asynccontextmanager
 async def _connected(server: ServerSpec) -> AsyncIterator[ClientSession]:
-    from mcp import ClientSession, StdioServerParameters  # pyright: ignore[reportMissingImports]
+    from mcp import ClientSession, StdioServerParameters  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
     from mcp.client.stdio import stdio_client  # pyright: ignore[reportMissingImports]
 
     async with contextlib.AsyncExitStack() as stack:
