@@ -8,11 +8,14 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rti_exp.config import Config
+from rti_exp.paths import policy_folder
 from rti_exp.runs import RunLocked, RunUnwritable, adopt, done_elsewhere, read_status
+from rti_exp.settings import SettingsError
 
 
 @dataclass(slots=True)
@@ -68,6 +71,8 @@ def take_over(jobs: Sequence[Job]) -> None:
     taken: list[str] = []
     for job in jobs:
         source = done_elsewhere(job.directory)
+        if source is not None and _policy_is_newer(job.config.policy.path, source):
+            continue
         study = job.directory.parent.name
         try:
             if source is None or not adopt(
@@ -81,3 +86,14 @@ def take_over(jobs: Sequence[Job]) -> None:
     if taken:
         studies = ", ".join(sorted(set(taken)))
         print(f"{len(taken)} done already in {studies}, taken from there (fresh=true runs them anew)", flush=True)
+
+
+def _policy_is_newer(path: str, source: Path) -> bool:
+    """Whether the weights at `path` may be others than those that the run in `source` began with: a run's key names a
+    policy by its path, not by its bytes."""
+    try:
+        folder = policy_folder(path)
+        began = datetime.fromisoformat(str((read_status(source) or {}).get("started"))).timestamp()
+    except (SettingsError, ValueError):  # a hub's model, whose cache keeps revisions apart; a status without a time
+        return False
+    return any(file.stat().st_mtime > began for file in folder.iterdir() if file.is_file())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import StringIO
@@ -266,4 +268,18 @@ def test_a_failed_run_of_another_study_is_run_anew(plan: Callable[[Sequence[Sequ
     assert plan([["study=first", "prompts.validator.text=raise"]]).run() == 1
     second = plan([["study=second", "prompts.validator.text=raise"]])
     assert second.run() == 1
+    assert second.jobs[0].process is not None
+
+
+def test_a_run_of_weights_that_were_made_anew_since_is_not_taken_over(
+    plan: Callable[[Sequence[Sequence[str]]], Sweep], policy_folder: Path
+) -> None:
+    assert plan([["study=first", "gate.delta=5"]]).run() == 0
+    later = time.time() + 60
+    os.utime(policy_folder / "config.json", (later, later))
+    second = plan([["study=second", "gate.delta=5"]])
+    try:
+        assert second.run() == 0
+    finally:
+        os.utime(policy_folder / "config.json", (0, 0))
     assert second.jobs[0].process is not None

@@ -25,12 +25,12 @@ BREADTH = "pass@G/before"
 
 
 def matrix(rows: pd.DataFrame, columns: str, values: str) -> Scores | None:
-    """One number per seed and `columns`; None without any, or where a seed has none."""
+    """One number per seed and `columns`; seeds without any are left out, None without a seed."""
     if rows.empty or values not in rows:
         return None
-    table = rows.pivot(index="seed", columns=columns, values=values)
+    table = rows.pivot(index="seed", columns=columns, values=values).dropna(how="all")
     values_SN = table.to_numpy(dtype=np.float64)
-    if values_SN.size == 0 or np.isnan(values_SN).all(axis=1).any():
+    if values_SN.size == 0:
         return None
     return Scores(
         seeds=tuple(int(seed) for seed in table.index), tasks=tuple(map(str, table.columns)), values_SN=values_SN
@@ -102,7 +102,8 @@ def learning_sheet(study: Study, summary: Summary) -> Sheet:
             "Perplexities under the rollout prompt, geometric means. Probe: the same right actions at the same "
             "held-out places in every run; intervals over seeds.",
             "Intervened steps (median of an iteration) and pass@G before intervention (difference): over the last "
-            "third of the iterations; intervals over seeds and iterations, paired, since arms share tasks.",
+            "third of the iterations; intervals over seeds and iterations, paired, since arms share tasks. "
+            "A seed without an intervention there is left out.",
         ),
         may_shorten=True,
     )

@@ -67,3 +67,12 @@ def test_runs_without_a_probe_have_no_such_table(tmp_path: Path) -> None:
     study = load_study(study_dir)
     assert learning_sheet(study, summarize(study)).rows == ()
     assert not any("taken in" in sheet.title for sheet in sheets(study, summarize(study)))
+
+
+def test_a_seed_without_interventions_at_the_end_is_left_out(tmp_path: Path) -> None:
+    for seed, median in ((0, 2.0), (1, None)):
+        write(tmp_path, 5, seed, 1.0, 0.5, median)
+        write(tmp_path, 3, seed, 1.0, 0.5, 4.0)
+    study = load_study(tmp_path)
+    rows = {row[0]: row for row in learning_sheet(study, summarize(study, "gate.delta=3")).rows}
+    assert rows["gate.delta=5"][4:6] == ("2.00", "0.50 [0.50, 0.50]")
