@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rti_exp.engines.base import Engine, EngineUnavailable
 from rti_exp.envs.base import Environment
@@ -34,7 +35,7 @@ from rti_exp.settings import (
     Scorer,
     SettingsError,
 )
-from rti_exp.types import Evidence, Group, Outcome, Verdict
+from rti_exp.types import Evidence, Group, Message, Outcome, Verdict
 
 WITHOUT_FAULT = {
     "no_fault": Outcome.NO_FAULT,
@@ -234,5 +235,10 @@ def _correct(attempts: Sequence[Attempt], corrector: Corrector, max_tokens: int)
         if len(correction.action_ids) > max_tokens:
             error = f"the correction has {len(correction.action_ids)} tokens, rollout.max_tokens is {max_tokens}"
             attempt.drop(Outcome.NO_CORRECTION, error)
-        elif correction.message == attempt.turn.message:
+        elif same_step(correction.message, attempt.turn.message):
             attempt.drop(Outcome.UNCHANGED)
+
+
+def same_step(first: Message, second: Message) -> bool:
+    """Whether two turns do the same, whatever was thought before: then what follows differs by luck alone."""
+    return replace(first, thinking="") == replace(second, thinking="")

@@ -8,12 +8,13 @@ import pytest
 
 from rti_exp.envs.base import InfrastructureError
 from rti_exp.intervention.corrector import CUT_OFF, EMPTY
+from rti_exp.intervention.pipeline import same_step
 from rti_exp.settings import (
     EvidenceChoice,
     InterventionSettings,
     VerifierSettings,
 )
-from rti_exp.types import Author, Check, Evidence, Fork, Outcome, Verdict
+from rti_exp.types import Author, Check, Evidence, Fork, Message, Outcome, Verdict
 from tests.fakes import GuessEpisode, GuessWorld, right_texts
 from tests.intervention.expected import (
     CORRECTION,
@@ -250,3 +251,9 @@ def test_not_chosen_is_recorded_with_its_child():
         "2-box_0-1-2",
     ]
     assert merged.trajectories == (group.sampled[0], children[2])
+
+
+def test_a_turn_that_differs_in_its_thinking_alone_is_unchanged():
+    step = Message(role="assistant", content="Sorry.", thinking="one way")
+    assert same_step(step, dataclasses.replace(step, thinking="another way"))
+    assert not same_step(step, dataclasses.replace(step, content="Done."))
