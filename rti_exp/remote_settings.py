@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import re
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -116,12 +117,12 @@ class RemoteSettings:
             raise SettingsError(f"base_url={self.base_url!r}: must begin with http:// or https:// and name a host")
 
     def accepts(self, answered: str) -> bool:
-        """Whether an answer by a model of this name is one by ours."""
+        """Whether an answer by a model of this name is one by ours: that name, or that name with a date after it."""
         if self.answers_as == "*":
             return True
         if self.answers_as is not None:
             return answered == self.answers_as
-        return answered == self.model or answered.startswith(f"{self.model}-")
+        return re.fullmatch(re.escape(self.model) + r"(-\d{4}(-?\d{2}){0,2})?", answered) is not None
 
     def cost(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float | None:
         """What an answer cost; None without prices."""

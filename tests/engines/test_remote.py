@@ -358,3 +358,20 @@ def test_waiting_leaves_the_global_generator_alone() -> None:
     with FaultyServer(["500", "ok"]) as server:
         ChatModel(server.settings()).reply(HELLO)
     assert random.random() == expected
+
+
+@pytest.mark.parametrize(
+    ("answered", "taken"),
+    [
+        ("gpt-4", True),
+        ("gpt-4-0613", True),
+        ("gpt-4-2024-08-06", True),
+        ("gpt-4-20240806", True),
+        ("gpt-4-turbo", False),
+        ("gpt-4o", False),
+        ("gpt-41", False),
+    ],
+)
+def test_a_date_after_the_name_is_the_same_model_and_another_word_is_not(answered: str, taken: bool) -> None:
+    settings = RemoteSettings(base_url="http://127.0.0.1:1/v1", model="gpt-4")
+    assert settings.accepts(answered) is taken
