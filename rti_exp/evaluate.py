@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -121,7 +122,7 @@ def _config(run: str | None, rest: Sequence[str]) -> tuple[Config, Path | None]:
         return check(composed(rest)), None
     groups = {path.name for path in (assets_root() / "conf").iterdir() if path.is_dir()}
     for text in rest:
-        key = text.partition("=")[0]
+        key = text.partition("=")[0].lstrip("+")
         if key in groups:
             raise SettingsError(f"{text}: with run= the run's own {key} stands; set single keys of it ({key}.KEY=...)")
     roots = [text.partition("=")[2] for text in rest if text.startswith("runs_root=")]
@@ -129,9 +130,17 @@ def _config(run: str | None, rest: Sequence[str]) -> tuple[Config, Path | None]:
     stored = read_config(directory)
     if not stored:
         raise SettingsError(f"run={run!r}: must be a run directory; there is no {directory / 'config.yaml'}")
-    merged = OmegaConf.merge(OmegaConf.create(stored), OmegaConf.from_dotlist(list(rest)))
+    merged = OmegaConf.merge(OmegaConf.create(stored), *map(_override, rest))
     assert isinstance(merged, DictConfig)
     return check(merged), directory
+
+
+def _override(text: str) -> DictConfig:
+    """One `key=value`, where a plus before the key changes nothing."""
+    try:
+        return OmegaConf.from_dotlist([text.lstrip("+")])
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise SettingsError(f"{text}: cannot be read; must be key=value, the value as in YAML") from error
 
 
 def _run_directory(name: str, runs_root: Path) -> Path:

@@ -34,7 +34,10 @@ class EvaluationFolder:
     def __init__(self, path: Path, about: Mapping[str, Any], shard: tuple[int, int] = (0, 1)) -> None:
         self.path = path
         self.shard = shard
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingsError(f"out={str(path)!r}: cannot be made ({error.strerror})") from error
         told = json.loads(to_json(about))
         stored = _read_json(path / "about.json")
         if stored is not None and stored != told:

@@ -4,7 +4,7 @@
     python -m rti_exp.export 1ff1e5 out=adapter adapter=true      the adapters alone, as peft loads them
     python -m rti_exp.export 1ff1e5 out=small dtype=bfloat16
 
-    out=FOLDER         is made; overwrite=true for one that is there
+    out=FOLDER         is made; overwrite=true for an export that is there
     adapter=true       of a run with policy.lora.rank > 0; else its adapters are merged into the weights
     dtype=...          float32 | bfloat16 | float16; default: the policy's
     runs_root=FOLDER   where runs are looked for; default: runs
@@ -113,8 +113,12 @@ def export(settings: ExportSettings) -> None:
         raise SettingsError(f"adapter=true: run {directory} has no adapters (policy.lora.rank=0)")
     if settings.out.exists() and not settings.overwrite:
         raise SettingsError(f"out={str(settings.out)!r}: is there already; set overwrite=true, or another out=")
+    if settings.out.exists() and not (settings.out / "export.json").is_file():
+        raise SettingsError(f"out={str(settings.out)!r}: is there and was not made by this command; take another out=")
     check_lora(policy.lora)
     source = policy_folder(policy.path)
+    if settings.out.exists() and settings.out.samefile(source):
+        raise SettingsError(f"out={str(settings.out)!r}: is the policy that the run began with; take another out=")
     _write(settings, directory, config, policy, source)
 
 
@@ -133,7 +137,7 @@ def _write(settings: ExportSettings, directory: Path, config: Config, policy: Po
     if policy.lora.rank:
         add_lora(model, policy.lora, seed=config.run.seed)
     restore_weights(model, state["model"])
-    settings.out.mkdir(parents=True, exist_ok=True)
+    _make(settings.out)
     if settings.adapter:
         save_adapter(model, policy.lora, settings.out, base=str(source))
     else:
@@ -147,6 +151,17 @@ def _write(settings: ExportSettings, directory: Path, config: Config, policy: Po
         "adapter": settings.adapter,
     }
     (settings.out / "export.json").write_text(json.dumps(origin, indent=1) + "\n", encoding="utf-8")
+
+
+def _make(folder: Path) -> None:
+    """An empty place for the export: weights and configs of an earlier one would be loaded with it, or instead."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for pattern in ("*.safetensors", "*.safetensors.index.json", "*config.json"):
+            for path in folder.glob(pattern):
+                path.unlink()
+    except OSError as error:
+        raise SettingsError(f"out={str(folder)!r}: cannot be made ({error.strerror})") from error
 
 
 def _save(model: PreTrainedModel, settings: ExportSettings, torch: Any) -> None:

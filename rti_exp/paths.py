@@ -56,7 +56,9 @@ def policy_folder(path: str, key: str = "policy.path") -> Path:
         if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not folder.exists():
             wanted += f", or {HUB}{path} for a model of the Hugging Face hub"
     if not (folder / "config.json").is_file():
-        raise SettingsError(f"{key}={path!r}: there is no {folder / 'config.json'}; must be {wanted}")
+        missing = str(folder / "config.json")
+        missing = missing if missing.isprintable() else repr(missing)
+        raise SettingsError(f"{key}={path!r}: there is no {missing}; must be {wanted}")
     for what, patterns in PARTS.items():
         if not any(next(folder.glob(pattern), None) for pattern in patterns):
             raise SettingsError(f"{key}={path!r}: there are no {what} in {folder} ({', '.join(patterns)})")

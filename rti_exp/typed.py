@@ -157,6 +157,15 @@ MAIN_NUMBERS = {
 """Group -> the number in it that is meant by a number for the group."""
 
 
+LAUNCHER_EXTRAS = {
+    "joblib": "joblib",
+    "submitit_local": "slurm",
+    "submitit_slurm": "slurm",
+    "ray": "ray",
+}
+"""Hydra's other launchers -> the extra that installs them."""
+
+
 def likely(key: str, value: Any) -> str:
     """The end of a message about a number that was given to a group: what may be meant; else nothing."""
     try:
@@ -188,6 +197,10 @@ def explain(error: Exception) -> str:
             return unknown_key(full, name, known, parent)
     if isinstance(error, MissingConfigException):
         text = str(error).partition("Config search path:")[0].strip()
+        launcher = re.search(r"'hydra/launcher/(\w+)'", text)
+        extra = LAUNCHER_EXTRAS.get(launcher[1]) if launcher else None
+        if launcher and extra:
+            return f"hydra/launcher={launcher[1]} needs an extra: pip install 'rti-exp[{extra}]'\n{text}"
         missing = re.search(r"'(\w+)/([^']+)'", text)
         return text + (likely(*missing.groups()) if missing else "")
     return "\n".join(dict.fromkeys(str(part) for part in (error, error.__cause__) if part is not None))

@@ -25,6 +25,7 @@ from rti_exp.settings import SettingsError
         (["-m", "seed=1"], "bad config: -m: no such option; only key=value and --help are taken here"),
         (["run=nowhere", "corrector=none"], "bad config: corrector=none: with run= the run's own corrector stands"),
         (["run=nowhere"], "bad config: run='nowhere': must be a run directory"),
+        (["run=nowhere", "+benchmark=tau2_mock"], "+benchmark=tau2_mock: with run= the run's own benchmark stands"),
     ],
 )
 def test_bad_config_is_exit_code_2(
@@ -59,6 +60,34 @@ def test_a_renamed_run_is_evaluated_and_another_runs_checkpoint_is_refused(
     told = capsys.readouterr().err
     assert told.startswith(f"bad config: run='{tmp_path / 'renamed'}': ")
     assert "another" in told
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("gate.delta=,", "gate.delta=,: cannot be read; must be key=value"),
+        ("eval.tasks=[", "eval.tasks=[: cannot be read; must be key=value"),
+        ("+env.timeout=0", "env.timeout=0: must be a number of seconds > 0"),
+        ("out={run}/config.yaml", "config.yaml': cannot be made (File exists)"),
+    ],
+)
+def test_a_bad_key_beside_a_run_is_exit_code_2(
+    argument: str,
+    message: str,
+    composed: Callable[..., DictConfig],
+    policy_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = check(composed(f"policy.path={policy_folder}", "eval.tasks=1", "eval.samples=1"))
+    run = Run.open(tmp_path / "run", key=config.key, study="single", config=config.plain)
+    state = {"iteration": 1, "model": AutoModelForCausalLM.from_pretrained(policy_folder).state_dict()}
+    save_checkpoint(run.checkpoints, config.key, state, previous=0)
+    run.close()
+    assert main([f"run={run.directory}", argument.format(run=run.directory)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("bad config: ")
+    assert message in told
 
 
 def test_a_run_is_found_by_its_study_and_the_start_of_its_key(tmp_path: Path) -> None:

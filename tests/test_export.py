@@ -87,6 +87,38 @@ def test_another_dtype(tmp_path, base, composed):
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").dtype is torch.bfloat16
 
 
+def test_an_export_in_the_place_of_another_leaves_nothing_of_it(tmp_path, base, composed):
+    pytest.importorskip("peft", reason="the extra lora is not installed")
+    directory, model = finished_run(tmp_path, base, composed, rank=3)
+    out = f"out={tmp_path / 'out'}"
+    assert run(str(directory), out, "adapter=true") == 0
+    assert run(str(directory), out, "overwrite=true") == 0
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-4)
+    assert not list((tmp_path / "out").glob("adapter*"))
+    assert run(str(directory), out, "adapter=true", "overwrite=true") == 0
+    assert not list((tmp_path / "out").glob("model*"))
+
+
+def test_what_is_no_export_is_not_written_over(tmp_path, base, composed, capsys):
+    directory, _ = finished_run(tmp_path, base, composed)
+    runs = tmp_path / "runs"
+    before = sorted(runs.rglob("*"))
+    assert run(str(directory), f"out={runs}", "overwrite=true") == 2
+    assert "was not made by this command" in capsys.readouterr().err
+    assert sorted(runs.rglob("*")) == before
+
+
+def test_the_policy_that_a_run_began_with_is_not_written_over(tmp_path, composed, capsys):
+    own = save_chat_policy(tmp_path / "own")
+    (own / "export.json").write_text("{}")
+    before = {path.name: path.read_bytes() for path in own.iterdir()}
+    directory, _ = finished_run(tmp_path, own, composed)
+    assert run(str(directory), f"out={own}", "overwrite=true") == 2
+    assert "is the policy that the run began with" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in own.iterdir()} == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -97,6 +129,7 @@ def test_another_dtype(tmp_path, base, composed):
         (["{run}", "out=x", "dtype=int8"], "dtype='int8': must be one of"),
         (["{run}", "out=x", "adapter=true"], "has no adapters"),
         (["{run}", "out={run}"], "is there already"),
+        (["{run}", "out={run}/status.json/x"], "cannot be made (Not a directory)"),
         (["nowhere", "out=x", "runs_root=none"], "there are no runs in"),
         (["{run}", "out=x", "--force"], "no such option"),
     ],

