@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,7 +92,28 @@ def stumble(prompt: str, seed: int) -> str:
     return '{"name": "no_such_tool", "arguments": {}}' if turns < 2 else f"I give up, {seed % 7}."
 
 
-def world_of(name: str) -> Canaries:
+class HarshJudge:
+    """Scores everything 0."""
+
+    def reply(self, messages: Sequence[Message], **options: Any) -> Any:
+        answer = Message(role="assistant", content=json.dumps({"score": 0.0, "reasoning": "so"}))
+        return type("Reply", (), {"message": answer})()
+
+
+def claw_eval(folder: Path) -> Canaries:
+    """Claw-Eval on a checkout of its format, which the benchmark's own is not shipped with."""
+    for package in ("fastapi", "uvicorn"):
+        pytest.importorskip(package, reason="needs the extra claw")
+    from rti_exp.envs.claw_eval import ClawEval
+    from tests.envs.claw_checkout import task_node, write_checkout
+
+    root = write_checkout(folder, [task_node(f"T00{number}_notes") for number in range(1, 6)])
+    return Canaries(ClawEval(root=str(root), judge_model=HarshJudge(), seconds=120.0, grader_seconds=120.0))  # pyright: ignore
+
+
+def world_of(name: str, folder: Path) -> Canaries:
+    if name == "claw_eval":
+        return claw_eval(folder)
     try:
         config = check(composed([f"env={name}"]))
         world = build.environment(config, isolated=False)
@@ -101,8 +123,8 @@ def world_of(name: str) -> Canaries:
 
 
 @pytest.fixture(params=[name if name == "town" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES])
-def world(request: pytest.FixtureRequest) -> Canaries:
-    return world_of(request.param)
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Canaries:
+    return world_of(request.param, tmp_path)
 
 
 def play(world: Canaries, engine: RoleEngine, *, purpose: str, split: str) -> tuple[list[Group], Any]:
@@ -183,7 +205,7 @@ def test_an_evaluation_asks_for_no_evidence_and_no_role(world: Canaries) -> None
     assert engine.scores == []
 
 
-def test_the_firewall_notices_a_leak() -> None:
+def test_the_firewall_notices_a_leak(tmp_path: Path) -> None:
     """An environment that puts its evidence into an observation is found out."""
 
     class Leaky(Canaried):
@@ -196,7 +218,7 @@ def test_the_firewall_notices_a_leak() -> None:
         def start(self, task: Task) -> Canaried:
             return Leaky(self, self.world.start(task))
 
-    world = LeakyWorld(world_of("town").world)
+    world = LeakyWorld(world_of("town", tmp_path).world)
     engine = RoleEngine(judge=fixed(HARMFUL), policy=stumble)
     play(world, engine, purpose="eval", split="heldout")
     assert world.asked > 0
