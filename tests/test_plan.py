@@ -193,3 +193,8 @@ def test_a_config_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "config.json").write_text('{"model_type": "no such"}')
     assert main([f"policy.path={tmp_path}"]) == 2
     assert "is no model's config" in capsys.readouterr().err
+
+
+def test_qwen3_8b_as_configured_fits_into_80_gib(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policy=qwen3_8b", "trainer=gpu", "gpu=80"]) == 0
+    assert "one device: fits into 80 GiB" in capsys.readouterr().out
