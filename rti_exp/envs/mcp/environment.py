@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rti_exp.envs.extras import require
+from rti_exp.envs.judging import JudgeModel
 from rti_exp.envs.mcp.episode import EpisodeSettings, McpEpisode
-from rti_exp.envs.mcp.judge import Judge, JudgeModel
+from rti_exp.envs.mcp.judge import Judge
 from rti_exp.envs.mcp.session import McpSession, ServerSpec
 from rti_exp.envs.mcp.task_file import needs_judge, read_tasks
 from rti_exp.types import Task
