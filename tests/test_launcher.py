@@ -264,6 +264,27 @@ def test_what_is_done_in_another_study_is_taken_from_there(
     assert (source / "metrics.jsonl").read_bytes() == before[source / "metrics.jsonl"][1]
 
 
+def test_what_is_half_taken_over_is_gone_on_with_and_harms_nothing(
+    plan: Callable[[Sequence[Sequence[str]]], Sweep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = plan([["study=first", "gate.delta=5"]])
+    assert first.run() == 0
+    source = first.jobs[0].directory
+    before = (source / "metrics.jsonl").read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys.modules["rti_exp.runs.adopt"], "write_status", full)
+    second = plan([["study=second", "gate.delta=5"]])
+    assert second.run() == 0
+    taken = second.jobs[0]
+    assert taken.process is not None
+    with open(taken.directory / "metrics.jsonl", "ab") as file:
+        file.write(b"appended")
+    assert (source / "metrics.jsonl").read_bytes() == before
+
+
 def test_a_failed_run_of_another_study_is_run_anew(plan: Callable[[Sequence[Sequence[str]]], Sweep]) -> None:
     assert plan([["study=first", "prompts.validator.text=raise"]]).run() == 1
     second = plan([["study=second", "prompts.validator.text=raise"]])

@@ -38,8 +38,9 @@ def adopt(
 ) -> bool:
     """Make `directory` the run that is done in `source`, under its own study, config and overrides.
 
-    Files are linked where the file system can, else copied: those of a done run are never written again. The
-    status comes last, so that what is half taken over does not look done.
+    Checkpoints are linked where the file system can: they are only ever replaced. All else is copied: should this break
+    off, the run goes on from what is there, and appends to it. The status comes last, so that what is half taken over
+    does not look done.
 
     Returns:
         False if `source` is not done any more; then nothing is changed.
@@ -57,7 +58,7 @@ def adopt(
         for path in sorted(source.rglob("*")):
             name = path.relative_to(source)
             if path.is_file() and not path.is_symlink() and str(name) not in OWN:
-                _link(path, directory / name)
+                _take(path, directory / name, link=name.parts[0] == "checkpoints")
         write_atomically(directory / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
         own = [text for text in overrides if not text.startswith("hydra.")]
         write_status(directory, {**status, "study": study, "overrides": own, "taken_from": source.parent.name})
@@ -66,10 +67,10 @@ def adopt(
     return True
 
 
-def _link(source: Path, target: Path) -> None:
+def _take(source: Path, target: Path, *, link: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     try:
-        os.link(source, target)
+        (os.link if link else shutil.copy2)(source, target)
     except OSError:  # another file system, or one without links
         shutil.copy2(source, target)
