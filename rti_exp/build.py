@@ -244,7 +244,12 @@ class Experiment:
 
     def fit(self) -> None:
         """Train, from the newest valid checkpoint if there is one."""
-        self.trainer.fit(self.module, datamodule=self.data)
+        from rti_exp.distributed import leave
+
+        try:
+            self.trainer.fit(self.module, datamodule=self.data)
+        finally:
+            leave()
 
 
 def experiment(config: Config, run: Run | None, *, directory: Path) -> Experiment:

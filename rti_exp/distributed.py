@@ -24,6 +24,16 @@ def _several() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
+def leave() -> None:
+    """End this process' part in the group, if it is in one.
+
+    Gloo's threads must be joined before the interpreter ends, else the C++ runtime may abort a process that has done
+    its work ("terminate called without an active exception"). NCCL's group Lightning itself ends at exit.
+    """
+    if _several() and torch.distributed.get_backend() != "nccl":
+        torch.distributed.destroy_process_group()
+
+
 def sum_over_ranks(values: Tensor) -> Tensor:
     """Elementwise sum over the ranks; every rank must call it with the same shape."""
     if world_size() > 1:

@@ -17,6 +17,7 @@ import torch
 
 from rti_exp.callbacks import training_callbacks
 from rti_exp.checkpoints import latest_valid_checkpoint
+from rti_exp.distributed import leave
 from rti_exp.learner import DivergedError, RTIModule
 from rti_exp.metrics import is_timing
 from rti_exp.runs import Run, read_lines
@@ -132,7 +133,10 @@ def cases(**options: Any) -> dict[str, Any]:
 def main(output: str) -> None:
     # A DivergedError ends the group of processes: last.
     options = {"strategy": "ddp", "devices": 2}
-    found = {**cases(**options), "diverged": diverged(options)}
+    try:
+        found = {**cases(**options), "diverged": diverged(options)}
+    finally:
+        leave()
     if os.environ["LOCAL_RANK"] == "0":
         torch.save(found, output)
     print(found["diverged"])

@@ -15,6 +15,7 @@ import torch
 from pytorch_lightning.strategies import ModelParallelStrategy
 
 from rti_exp.callbacks import IterationCheckpoint
+from rti_exp.distributed import leave
 from rti_exp.runs import Run
 from rti_exp.sharding import gathered
 from tests.distributed_cases import RUN, gradients, whole_run
@@ -57,7 +58,10 @@ def cases(make: Any, folder: Path) -> dict[str, Any]:
 
 
 def main(output: str) -> None:
-    found = cases(sharded, Path(output).parent / "resumed")
+    try:
+        found = cases(sharded, Path(output).parent / "resumed")
+    finally:
+        leave()
     if os.environ["LOCAL_RANK"] == "0":
         torch.save(found, output)
 

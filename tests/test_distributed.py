@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from rti_exp.distributed import gather_from_ranks, interleave, max_over_ranks, sum_over_ranks, world_size
+from rti_exp.build import Experiment
+from rti_exp.distributed import gather_from_ranks, interleave, leave, max_over_ranks, sum_over_ranks, world_size
 from rti_exp.metrics import is_timing
 from tests.distributed_cases import cases
 
@@ -129,6 +130,22 @@ def test_alone_every_collective_is_the_identity() -> None:
     assert max_over_ranks(values) is values
     assert gather_from_ranks("item") == ["item"]
     assert world_size() == 1
+
+
+class Breaking:
+    """A Trainer that joins a group, as Lightning's does, and ends in an error."""
+
+    def fit(self, module: object, datamodule: object) -> None:
+        torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+        raise ValueError("diverged")
+
+
+def test_a_process_leaves_its_group_however_training_ends() -> None:
+    experiment = Experiment(module=None, data=None, trainer=Breaking(), heldout=[])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="diverged"):
+        experiment.fit()
+    assert not torch.distributed.is_initialized()
+    leave()  # nothing to leave
 
 
 def test_interleave_undoes_sharding() -> None:
