@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rti_exp.algorithm_settings import ALGORITHM_SETTINGS, teacher_path
+from rti_exp.chat_settings import ChatSettings
 from rti_exp.group_settings import (
     BudgetSettings,
     CorrectorSettings,
@@ -31,6 +32,7 @@ from rti_exp.group_settings import (
     TrainerSettings,
     ValidatorSettings,
 )
+from rti_exp.models.files import has_chat_template
 from rti_exp.models.settings import PolicySettings, check_lora
 from rti_exp.paths import policy_folder
 from rti_exp.remote_settings import (
@@ -203,16 +205,29 @@ def check_files(config: Config) -> None:
     if isinstance(config.policy, RemotePolicySettings):
         raise SettingsError("policy=remote: a remote model can be evaluated (rti_exp.evaluate), not trained")
     check_lora(config.policy.lora)
-    _check_positions(policy_folder(config.policy.path), config.rollout.max_context)
+    folders = [policy_folder(config.policy.path)]
+    _check_positions(folders[0], config.rollout.max_context)
     if isinstance(config.corrector.options, CorrectorSettings) and config.corrector.options.path is not None:
-        policy_folder(config.corrector.options.path, "corrector.path")
+        folders.append(policy_folder(config.corrector.options.path, "corrector.path"))
     for key, judge in (("validator", config.validator.options), ("verifier", config.verifier.options)):
         path = getattr(judge, "policy", None)
         if isinstance(path, str):
-            policy_folder(path, f"{key}.policy")
+            folders.append(policy_folder(path, f"{key}.policy"))
     teacher = teacher_path(config.algorithm.options)
     if teacher is not None:
         _check_positions(policy_folder(teacher, "algorithm.teacher"), config.rollout.max_context)
+    _check_chat(config.policy, folders)
+
+
+def _check_chat(policy: PolicySettings, folders: Sequence[Path]) -> None:
+    """That options of chat templates have one to act on: the policy's, or that of a model that plays a role."""
+    plain, defaults = _data(policy.chat), _data(ChatSettings())
+    changed = [name for name in defaults if plain[name] != defaults[name]]
+    if changed and not any(map(has_chat_template, folders)):
+        raise SettingsError(
+            f"policy.chat.{changed[0]}={plain[changed[0]]!r}: must be left out with policy.path={policy.path!r}, which "
+            "has no chat template: it is spoken to in the embedded policies' own format"
+        )
 
 
 def _check_positions(folder: Path, max_context: int) -> None:

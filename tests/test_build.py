@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from rti_exp import build
 from rti_exp.config import check
 from rti_exp.settings import RolePrompt, SettingsError
+from tests.chat_fakes import save_chat_policy
 
 
 class OwnCorrector:
@@ -58,3 +59,13 @@ def test_half_a_policy_folder_is_told_before_it_is_loaded(
     shutil.copytree(policy_folder, folder, ignore=shutil.ignore_patterns(missing))
     with pytest.raises(SettingsError, match=rf"policy\.path=.*: there are no {told} in .*half"):
         build.check_parts(check(composed(f"policy.path={folder}")))
+
+
+def test_chat_options_without_a_chat_template_are_refused(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
+    for changed, told in (("thinking=false", "thinking=False"), ("tool_schemas=short", "tool_schemas='short'")):
+        with pytest.raises(SettingsError, match=rf"policy\.chat\.{told}: must be left out .*no chat template"):
+            build.check_parts(check(composed(f"policy.chat.{changed}")))
+    build.check_parts(check(composed("policy.chat.tool_schemas=full")))  # what it is anyway
+    # The options are a teacher's too, and this one has a template.
+    other = save_chat_policy(tmp_path, "smollm2")
+    build.check_parts(check(composed("policy.chat.thinking=false", "corrector=teacher", f"corrector.path={other}")))

@@ -114,6 +114,17 @@ def from_hub(name: str, key: str) -> Path:
         ) from error
 
 
+def has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer in a transformers folder has one, as transformers looks for it."""
+    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
+        return True
+    try:
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(settings, dict) and bool(settings.get("chat_template"))
+
+
 def _is_whole(folder: Path) -> bool:
     """Whether a cached model has its config and all of its weights; a download may have broken off."""
     index = folder / "model.safetensors.index.json"

@@ -115,7 +115,12 @@ class ChatRenderer:
         return self._text.encode(rest if closed else end + rest, data)
 
     def action_ids(self, text: str) -> tuple[int, ...]:
-        """Ids of a whole assistant turn with this text: tags of calls and thinking count, its end is added."""
+        """Ids of a whole assistant turn with this text: tags of calls and thinking count, its end is added.
+
+        Where the template's header opens the thinking, a text without any ends it at once: all of it is the answer.
+        """
+        if self._thinks_at_once:
+            text = text.removeprefix(_THINK).lstrip("\n") if _THOUGHT in text else f"\n{_THOUGHT}\n\n{text}"
         return (*self._text.encode(text, control=self._markers), self._end)
 
     def calls_text(self, message: Message) -> str:

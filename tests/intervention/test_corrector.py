@@ -6,8 +6,10 @@ import pytest
 
 from rti_exp.intervention.case import Case
 from rti_exp.intervention.corrector import CUT_OFF, EMPTY, NoCorrection, Rewrite, SelfCorrector, TeacherCorrector
+from rti_exp.rollout.chat_render import ChatRenderer
 from rti_exp.settings import ReweightSettings, RoleSettings, Scorer, SettingsError
 from rti_exp.types import Correction, Evidence, Message, Outcome, ToolCall, Verdict
+from tests.chat_fakes import DATA, chat_tokenizer
 from tests.fakes import GuessWorld, call, wrong_texts
 from tests.intervention.helpers import (
     REWRITE,
@@ -118,6 +120,24 @@ def test_teacher_with_another_tokenizer_is_asked_in_its_ids_and_encoded_for_the_
     [request] = engine.requests
     assert THEIRS.show(request.prompt_ids) == PROMPT
     assert request.sampling.stop_ids == THEIRS.stop_ids
+
+
+def test_teachers_answer_for_a_policy_whose_template_opens_the_thinking():
+    opens = (DATA / "qwen3_chat_template.jinja").read_text(encoding="utf-8")
+    opens = opens.replace("{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>\\n' }}")
+    policy = ChatRenderer(chat_tokenizer("qwen3", opens))
+    corrector = TeacherCorrector(
+        engine=RoleEngine(renderer=THEIRS),
+        renderer=THEIRS,
+        policy_renderer=policy,
+        same_tokenizer=False,
+        **SETTINGS,
+    )
+    [corrected] = corrector.correct([a_rewrite()])
+    assert isinstance(corrected, Correction)
+    assert corrected.text == TAKE_RED
+    assert corrected.message.tool_calls == (ToolCall(name="take", arguments={"key": "red"}),)
+    assert policy.text(corrected.action_ids) == f"\n</think>\n\n{TAKE_RED}<|im_end|>"
 
 
 def test_teachers_cut_off_answer_is_judged_in_its_own_ids():

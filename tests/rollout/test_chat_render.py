@@ -169,7 +169,16 @@ def test_a_template_that_opens_the_thought_itself():
     assert renderer.text(renderer.opening(OPENING, ())).endswith("<think>\n")
     done = renderer.message(renderer.action_ids("red?\n</think>\n\n27"))
     assert (done.thinking, done.content) == ("red?", "27")
-    assert renderer.message(renderer.action_ids("red")).malformed == "The turn ended before its thinking did."
+    cut = renderer.message(renderer.action_ids("red?\n</think>\n\n27")[:3])
+    assert (cut.content, cut.malformed) == ("", "The turn ended before its thinking did.")
+    # A text from elsewhere, a teacher's say, is an answer: the thought that the header opened ends at once.
+    call_text = '<tool_call>\n{"name": "open", "arguments": {}}\n</tool_call>'
+    ids = renderer.action_ids(call_text)
+    assert renderer.text(ids) == f"\n</think>\n\n{call_text}<|im_end|>"
+    said = renderer.message(ids)
+    assert (said.thinking, said.content, said.malformed) == ("", call_text, None)
+    assert said.tool_calls == (ToolCall(name="open", arguments={}),)
+    assert renderer.action_ids("<think>\nred?\n</think>\n\n27") == renderer.action_ids("red?\n</think>\n\n27")
 
 
 def test_stop_ids():
