@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import html
+import inspect
 import math
 import os
 import sys
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 
 from rti_exp.config import Config
 from rti_exp.jsonlines import plain, read_lines
-from rti_exp.runs import Run
+from rti_exp.runs import TOLD_FILES, Run
 from rti_exp.settings import SettingsError
 
 TABLE_ROWS = 60
@@ -65,13 +66,21 @@ class WandbLogger:
 
     Args:
         mode: offline, online or disabled; online needs WANDB_API_KEY or an earlier `wandb login`.
+        files: whether W&B keeps the files that reports read, for `python -m rti_exp.wandb_fetch`.
 
     Raises:
         SettingsError: another mode, or online without a login (nobody is asked for one).
     """
 
     def __init__(
-        self, config: Config, run: Run, *, project: str = "rti_exp", entity: str | None = None, mode: str = "offline"
+        self,
+        config: Config,
+        run: Run,
+        *,
+        project: str = "rti_exp",
+        entity: str | None = None,
+        mode: str = "offline",
+        files: bool = True,
     ) -> None:
         check_mode(mode)
         import wandb
@@ -80,6 +89,7 @@ class WandbLogger:
             text for text in run.status["overrides"] if not text.startswith(("study=", "runs_root=", "fresh="))
         ]
         seeded = any(text.startswith("seed=") for text in overrides)
+        self._files = files and mode != "disabled"
         self._wandb = wandb.init(
             project=project,
             entity=entity,
@@ -105,13 +115,19 @@ class WandbLogger:
         )
 
     def finish(self, state: str, run: Run) -> None:
-        """Log a sample of the interventions, and end the W&B run: with exit code 1 unless the state is done."""
+        """Log a sample of the interventions, hand the run's files over, and end the W&B run.
+
+        Its exit code is 1 unless the state is done.
+        """
         import wandb
 
         rows: list[Any] = intervention_table(run.interventions.path)
         if rows:
             table = wandb.Table(columns=list(TABLE_COLUMNS), data=rows)
             self._wandb.log({"interventions": table, "iteration": run.iterations_done})
+        for path in (run.directory / name for name in TOLD_FILES if self._files):
+            if path.exists():  # named <run key>/<file>: W&B has a config.yaml of its own
+                self._wandb.save(path, base_path=run.directory.parent, policy="now", glob=False)
         self._wandb.finish(exit_code=0 if state == "done" else 1)
 
 
@@ -119,7 +135,11 @@ def has_login() -> bool:
     """Whether W&B would take its key from the environment or from an earlier login; nobody is asked."""
     import wandb
 
-    return bool(os.environ.get("WANDB_API_KEY") or wandb.api.api_key)
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    if "prompt" in inspect.signature(wandb.login).parameters:
+        return bool(wandb.login(prompt=False))  # pyright: ignore[reportCallIssue]
+    return bool(wandb.api.api_key)  # versions before prompt=
 
 
 def check_logger(config: Config) -> None:

@@ -23,7 +23,7 @@ from rti_exp.callbacks import IterationCheckpoint
 from rti_exp.checkpoints import latest_valid_checkpoint
 from rti_exp.config import check
 from rti_exp.learner import RTIModule
-from rti_exp.runs import Run, is_held, read_status
+from rti_exp.runs import TOLD_FILES, Run, is_held, read_status
 
 Composed = Callable[..., DictConfig]
 SMALL = (
@@ -285,7 +285,11 @@ def test_wandb_is_offline_and_has_the_run(
     status = read_status(directory)
     assert status is not None
     assert status["wandb_id"] == directory.name
-    assert len(list((directory / "wandb").glob(f"offline-run-*-{directory.name}"))) == 1
+    [offline] = (directory / "wandb").glob(f"offline-run-*-{directory.name}")
+    kept = offline / "files" / directory.name  # what `wandb sync` sends, and wandb_fetch brings back
+    assert {path.name for path in kept.iterdir()} <= set(TOLD_FILES)
+    for name in ("status.json", "config.yaml", "metrics.jsonl"):
+        assert (kept / name).read_bytes() == (directory / name).read_bytes()
     for path in directory.rglob("*"):
         if path.is_file():
             assert secret.encode() not in path.read_bytes(), path

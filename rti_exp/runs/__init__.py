@@ -28,6 +28,7 @@ from rti_exp.runs.status import (
     error_record,
     is_done,
     is_held,
+    is_run_key,
     lock,
     now,
     read_status,
@@ -35,9 +36,13 @@ from rti_exp.runs.status import (
     settle,
 )
 
+TOLD_FILES = ("status.json", "config.yaml", "metrics.jsonl", "interventions.jsonl")
+"""What reports and notebooks read of a run."""
+
 __all__ = [
     "COMPUTE",
     "STATES",
+    "TOLD_FILES",
     "Run",
     "RunBroken",
     "RunDone",
@@ -50,6 +55,7 @@ __all__ = [
     "error_record",
     "is_done",
     "is_held",
+    "is_run_key",
     "load_run",
     "load_runs",
     "lock",

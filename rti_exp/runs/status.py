@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import time
 import traceback
 from collections.abc import Mapping
@@ -48,6 +49,11 @@ def run_key(identity: Mapping[str, Any]) -> str:
     """A short hash of a normalised config without its volatile keys: 12 hexadecimal digits."""
     text = json.dumps(plain(identity), sort_keys=True, ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def is_run_key(text: str) -> bool:
+    """Whether `text` is written as a run key is."""
+    return re.fullmatch("[0-9a-f]{12}", text) is not None
 
 
 def now() -> str:
