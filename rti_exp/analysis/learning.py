@@ -47,12 +47,15 @@ def probe_scores(study: Study, arm: str, *, last: bool) -> Scores | None:
     return matrix(chosen.assign(value=np.log(chosen[PROBE]), measure="probe"), "measure", "value")
 
 
-def last_third(study: Study, arm: str, metric: str, change: Callable[[Floats], Floats]) -> Scores | None:
-    """A train metric per seed and iteration over the last third of the iterations, through `change`."""
+def one_third(
+    study: Study, arm: str, metric: str, change: Callable[[Floats], Floats], *, last: bool = True
+) -> Scores | None:
+    """A train metric per seed and iteration over the last or first third of the iterations, through `change`."""
     rows: Any = select(study.of_usable(study.metrics), arm=arm)
     if rows.empty or metric not in rows:
         return None
-    rows = rows[rows["iteration"] > rows.groupby("run_key")["iteration"].transform("max") * 2 / 3]
+    length = rows.groupby("run_key")["iteration"].transform("max")
+    rows = rows[rows["iteration"] > length * 2 / 3] if last else rows[rows["iteration"] <= length / 3]
     return matrix(rows.assign(value=change(rows[metric].to_numpy(dtype=np.float64))), "iteration", "value")
 
 
@@ -73,19 +76,20 @@ def learning_sheet(study: Study, summary: Summary) -> Sheet:
         probe = probe_scores(study, arm, last=True)
         if probe is None:
             continue
-        start, breadth, intervened = (
+        start, breadth, early, intervened = (
             probe_scores(study, arm, last=False),
-            last_third(study, arm, BREADTH, np.asarray),
-            last_third(study, arm, INTERVENED, np.log),
+            one_third(study, arm, BREADTH, np.asarray),
+            one_third(study, arm, INTERVENED, np.log, last=False),
+            one_third(study, arm, INTERVENED, np.log),
         )
         compared = (NONE, NONE, NONE)
         if base is not None and arm != base:
             compared = (
                 show_ratio(_against(probe, probe_scores(study, base, last=True))),
-                show_ratio(_against(intervened, last_third(study, base, INTERVENED, np.log))),
-                show_interval(_against(breadth, last_third(study, base, BREADTH, np.asarray)), signed=True),
+                show_ratio(_against(intervened, one_third(study, base, INTERVENED, np.log))),
+                show_interval(_against(breadth, one_third(study, base, BREADTH, np.asarray)), signed=True),
             )
-        rows.append((arm, _level(start), _level(probe), compared[0], _level(intervened), *compared[1:]))
+        rows.append((arm, _level(start), _level(probe), compared[0], _level(early), _level(intervened), *compared[1:]))
     return Sheet(
         title=f"What is taken in, against {base}",
         columns=(
@@ -93,7 +97,8 @@ def learning_sheet(study: Study, summary: Summary) -> Sheet:
             "probe, start",
             "probe, end",
             "end, ratio",
-            "intervened steps",
+            "intervened, start",
+            "intervened, end",
             "intervened, ratio",
             "pass@G before",
         ),
@@ -101,8 +106,8 @@ def learning_sheet(study: Study, summary: Summary) -> Sheet:
         notes=(
             "Perplexities under the rollout prompt, geometric means. Probe: the same right actions at the same "
             "held-out places in every run; intervals over seeds.",
-            "Intervened steps (median of an iteration) and pass@G before intervention (difference): over the last "
-            "third of the iterations; intervals over seeds and iterations, paired, since arms share tasks. "
+            "Intervened steps: the median of an iteration, mean over the first and over the last third of the "
+            "iterations; their ratio and pass@G before intervention (difference) over the last third; intervals over seeds and iterations, paired, since arms share tasks. "
             "A seed without an intervention there is left out.",
         ),
         may_shorten=True,

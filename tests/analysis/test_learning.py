@@ -22,7 +22,8 @@ def write(study_dir: Path, delta: float, seed: int, end: float, breadth: float, 
             iteration,
             **{
                 "pass@G/before": breadth if iteration == 3 else 0.0,
-                "correction/perplexity_median": median if iteration == 3 else 99.0,
+                # 9 in the first third, the iteration 1; 99 in neither
+                "correction/perplexity_median": {1: 9.0, 2: 99.0, 3: median}[iteration],
             },
         )
         for iteration in (1, 2, 3)
@@ -41,12 +42,13 @@ def test_ratios_and_differences_are_of_the_end_of_training(tmp_path: Path) -> No
     sheet = learning_sheet(study, summarize(study))
     # Probe: ratios 2/2 = 1 and 2/8 = 1/4, whose geometric mean is 1/2; the last third of 3 iterations is the third.
     assert sheet.rows == (
-        ("gate.delta=0", "4.00", "4.00", "-", "4.00", "-", "-"),
+        ("gate.delta=0", "4.00", "4.00", "-", "9.00", "4.00", "-", "-"),
         (
             "gate.delta=5",
             "4.00",
             "2.00",
             "0.50 [0.25, 1.00]",
+            "9.00",
             "1.00",
             "0.25 [0.25, 0.25]",
             "+0.500 [+0.500, +0.500]",
@@ -59,7 +61,7 @@ def test_without_corrections_there_is_no_ratio_of_them(tmp_path: Path) -> None:
     write(tmp_path, 5, 0, 1.0, 0.5, 2.0)
     study = load_study(tmp_path)
     rows = learning_sheet(study, summarize(study)).rows
-    assert [row[4:6] for row in rows] == [("-", "-"), ("2.00", "-")]
+    assert [row[5:7] for row in rows] == [("-", "-"), ("2.00", "-")]
 
 
 def test_runs_without_a_probe_have_no_such_table(tmp_path: Path) -> None:
@@ -75,4 +77,4 @@ def test_a_seed_without_interventions_at_the_end_is_left_out(tmp_path: Path) -> 
         write(tmp_path, 3, seed, 1.0, 0.5, 4.0)
     study = load_study(tmp_path)
     rows = {row[0]: row for row in learning_sheet(study, summarize(study, "gate.delta=3")).rows}
-    assert rows["gate.delta=5"][4:6] == ("2.00", "0.50 [0.50, 0.50]")
+    assert rows["gate.delta=5"][5:7] == ("2.00", "0.50 [0.50, 0.50]")
