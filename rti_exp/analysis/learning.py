@@ -107,8 +107,8 @@ def learning_sheet(study: Study, summary: Summary) -> Sheet:
             "Perplexities under the rollout prompt, geometric means. Probe: the same right actions at the same "
             "held-out places in every run; intervals over seeds.",
             "Intervened steps: the median of an iteration, mean over the first and over the last third of the "
-            "iterations; their ratio and pass@G before intervention (difference) over the last third; intervals over seeds and iterations, paired, since arms share tasks. "
-            "A seed without an intervention there is left out.",
+            "iterations. Their ratio and pass@G before intervention (difference): over the last third; intervals over "
+            "seeds and iterations, paired, since arms share tasks. A seed without an intervention there is left out.",
         ),
         may_shorten=True,
     )
