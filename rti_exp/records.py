@@ -37,6 +37,7 @@ def _intervention_record(iteration: int, one: Intervention, parent: Trajectory, 
         "evidence": one.evidence.text,
         "original": one.original,
         "correction": one.correction.text if one.correction else None,
+        "thinking": one.correction.message.thinking or None if one.correction else None,
         "tokens": [decode([token_id]) for token_id in one.correction.action_ids] if one.correction else [],
         "source": one.correction.source if one.correction else None,
         "checks": [

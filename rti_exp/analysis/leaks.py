@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 
 TELLING = 0.1
 """A report shows leaks where this share of some arm's merges leaks."""
+KNOWN, WRITTEN = ("task", "history"), ("thinking", "correction")
+"""Fields of a record: what the policy had seen, what the corrector wrote."""
 MERGE_COLUMNS = ("run_key", "arm", "seed", "iteration", "family", "leaky")
 
 
 def is_leaky(record: Mapping[str, Any]) -> bool:
-    """Whether the correction of an intervention record has what only its evidence told."""
-    known = "\n".join(_text(record, name) for name in ("task", "history"))
-    return bool(leaked(_text(record, "evidence"), known, _text(record, "correction")))
+    """Whether the correction of an intervention record, or the thinking before it, has what only its evidence told."""
+    known, written = ("\n".join(_text(record, name) for name in names) for names in (KNOWN, WRITTEN))
+    return bool(leaked(_text(record, "evidence"), known, written))
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:

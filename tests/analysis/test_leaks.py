@@ -32,6 +32,8 @@ LEAK: dict[str, Any] = {
         ({"task": "Take me to 61."}, False),
         ({"evidence": None}, False),
         ({"correction": None}, False),
+        ({"correction": "search Beacon", "thinking": "It is 61."}, True),
+        ({"correction": "search Beacon", "thinking": "Which city?"}, False),
     ],
 )
 def test_a_leak_is_what_only_the_evidence_told(changes: dict[str, Any], leaky: bool) -> None:
