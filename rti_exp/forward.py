@@ -75,8 +75,10 @@ def _entropy(logits_NV: Tensor) -> Tensor:
     chunks = []
     for chunk_NV in logits_NV.split(ENTROPY_ROWS):
         log_probs_NV = chunk_NV.log_softmax(dim=1)
+        products_NV = log_probs_NV.exp()
         # xlogy-like: a probability of 0 contributes 0, not 0 * -inf.
-        chunks.append(-(log_probs_NV.exp() * log_probs_NV.clamp(min=torch.finfo(log_probs_NV.dtype).min)).sum(dim=1))
+        products_NV *= log_probs_NV.clamp_(min=torch.finfo(log_probs_NV.dtype).min)
+        chunks.append(-products_NV.sum(dim=1))
     return torch.cat(chunks)
 
 

@@ -79,7 +79,7 @@ class DecodeBatch:
         rows = len(self._tokens_B)
         self._pool.cache.point(self._first_places_B[:rows] + self._positions_B, self._visible)
         shown_B1K = (self._columns_K[: self._visible] <= self._positions_B[:, None])[:, None]
-        return self._forward(self._pool.cache, self._tokens_B[:, None], self._positions_B[:, None], shown_B1K)[:, -1]
+        return self._forward(self._pool.cache, self._tokens_B[:, None], self._positions_B[:, None], shown_B1K)
 
     def _prepare_stops(self, vocabulary: int) -> None:
         sets = {stop_ids: number for number, stop_ids in enumerate(dict.fromkeys(self._stop_ids))}

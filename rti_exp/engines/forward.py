@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 
 from rti_exp.engines.prefixes import Row
 from rti_exp.engines.slots import SlotCache
+from rti_exp.engines.straight import straight_decoder
 
 _PADDING = 128
 """Padded tokens that one pass may waste before its rows are split over two."""
@@ -49,24 +51,77 @@ class SlotForward:
         # Renamed in transformers 5.
         named = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in named else "past_key_values"
+        self._straight = straight_decoder(model)
+        self._proven: set[tuple[object, ...]] = set()
 
     @property
     def device(self) -> torch.device:
         return self._model.device
 
-    def __call__(
-        self, cache: SlotCache, tokens_BT: Tensor, positions_BT: Tensor, shown_BTK: Tensor, *, keep: int = 1
+    def __call__(self, cache: SlotCache, tokens_BT: Tensor, positions_BT: Tensor, shown_BTK: Tensor) -> Tensor:
+        """Logits of the last position, [B, V]; `shown_BTK` is True where a token may look."""
+        hidden_BTD = self._hidden(cache, tokens_BT, positions_BT, shown_BTK)
+        if hidden_BTD is None:
+            return self._model_logits(cache, tokens_BT, positions_BT, shown_BTK, keep=1)[:, -1]
+        return self._head(hidden_BTD[:, -1:])[:, -1]
+
+    def _logits_at(
+        self,
+        cache: SlotCache,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        shown_BTK: Tensor,
+        rows_N: Tensor,
+        columns_N: Tensor,
     ) -> Tensor:
-        """Logits of the last `keep` positions (0: all), [B, keep, V]; `shown_BTK` is True where a token may look."""
-        mask_B1TK = torch.where(shown_BTK, 0.0, -torch.inf).to(self._model.dtype)[:, None]
-        return self._model(
-            input_ids=tokens_BT,
-            attention_mask=mask_B1TK,
-            position_ids=positions_BT,
-            use_cache=True,
-            logits_to_keep=keep,
-            **{self._cache_name: cache},
-        ).logits
+        """Logits at these places, [N, V]."""
+        hidden_BTD = self._hidden(cache, tokens_BT, positions_BT, shown_BTK)
+        if hidden_BTD is not None:
+            return self._head(hidden_BTD[rows_N, columns_N])
+        with _logits_only_at(self._model, rows_N, columns_N):
+            return self._model_logits(cache, tokens_BT, positions_BT, shown_BTK, keep=0)
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        head = self._model.get_output_embeddings()
+        assert head is not None  # checked at construction
+        return head(hidden)
+
+    def _hidden(self, cache: SlotCache, tokens_BT: Tensor, positions_BT: Tensor, shown_BTK: Tensor) -> Tensor | None:
+        """Final hidden states by the straight decoder, [B, T, D]; None where there is none for this model.
+
+        The first call of a kind is done both ways, and the straight one is given up if a bit differs.
+        """
+        if self._straight is None:
+            return None
+        weight = self._straight.weight
+        hidden_BTD = self._straight(cache, tokens_BT, positions_BT, _mask(shown_BTK, weight.dtype))
+        place = weight.device.type
+        autocast = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
+        kind = (place, weight.dtype, autocast, tokens_BT.shape[1] == 1)
+        if kind not in self._proven:
+            arguments = self._arguments(cache, tokens_BT, positions_BT, shown_BTK)
+            if not torch.equal(hidden_BTD, self._model.model(**arguments).last_hidden_state):
+                self._straight = None
+                return None
+            self._proven.add(kind)
+        return hidden_BTD
+
+    def _model_logits(
+        self, cache: SlotCache, tokens_BT: Tensor, positions_BT: Tensor, shown_BTK: Tensor, *, keep: int
+    ) -> Tensor:
+        """The model's own way: logits of the last `keep` positions (0: all), [B, keep, V]."""
+        return self._model(**self._arguments(cache, tokens_BT, positions_BT, shown_BTK), logits_to_keep=keep).logits
+
+    def _arguments(
+        self, cache: SlotCache, tokens_BT: Tensor, positions_BT: Tensor, shown_BTK: Tensor
+    ) -> dict[str, Any]:
+        return {
+            "input_ids": tokens_BT,
+            "attention_mask": _mask(shown_BTK, self._model.dtype),
+            "position_ids": positions_BT,
+            "use_cache": True,
+            self._cache_name: cache,
+        }
 
     def feed(self, cache: SlotCache, spans: Sequence[Span], *, max_tokens: int) -> list[tuple[float, ...]]:
         """Feed all spans, in passes of at most `max_tokens` padded tokens; the wanted log-probs, in their order."""
@@ -96,7 +151,8 @@ class SlotForward:
         shown_BTK = torch.arange(visible, device=self.device) <= positions_BT[:, :, None]
         tokens_BT = torch.from_numpy(tokens).to(self.device)
         if not any(span.targets for span in spans):
-            self(cache, tokens_BT, positions_BT, shown_BTK)
+            if self._hidden(cache, tokens_BT, positions_BT, shown_BTK) is None:
+                self._model_logits(cache, tokens_BT, positions_BT, shown_BTK, keep=1)
             return [()] * len(spans)
         return self._log_probs(cache, spans, tokens_BT, positions_BT, shown_BTK)
 
@@ -107,8 +163,7 @@ class SlotForward:
         columns = [span.first - span.start + offset for span in spans for offset in range(len(span.targets))]
         targets = [target for span in spans for target in span.targets]
         places_NN = torch.tensor([rows, columns], device=self.device)
-        with _logits_only_at(self._model, places_NN[0], places_NN[1]):
-            logits_NV = self(cache, tokens_BT, positions_BT, shown_BTK, keep=0)
+        logits_NV = self._logits_at(cache, tokens_BT, positions_BT, shown_BTK, places_NN[0], places_NN[1])
         values: list[float] = []
         targets_N1 = torch.tensor(targets, device=self.device)[:, None]
         for chunk_NV, chosen_N1 in zip(logits_NV.split(_LOGIT_ROWS), targets_N1.split(_LOGIT_ROWS), strict=True):
@@ -118,6 +173,11 @@ class SlotForward:
             results.append(tuple(values[taken : taken + len(span.targets)]))
             taken += len(span.targets)
         return results
+
+
+def _mask(shown_BTK: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, 1, T, K] to be added to the attention's scores."""
+    return torch.where(shown_BTK, 0.0, -torch.inf).to(dtype)[:, None]
 
 
 @contextmanager
