@@ -53,6 +53,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "evaluate",
         "plan",
         "report",
+        "article",
         "play",
         "warmstart",
         "roles",
