@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from rti_exp.paths import assets_root
 from rti_exp.secrecy import refuse_secret_arguments
 from rti_exp.settings import SettingsError
-from rti_exp.typed import likely
+from rti_exp.typed import explain, likely
+
+CONFIG_ERRORS = (SettingsError, HydraException, OmegaConfBaseException)
+"""What composing and checking a config raises for one that is bad."""
+BAD_CONFIG = 2
+"""The exit code for it."""
+
+
+def bad_config(error: Exception) -> int:
+    """Tell what is wrong with the config; the exit code to end with."""
+    told = str(error) if isinstance(error, SettingsError) else explain(error)
+    print(f"bad config: {told}", file=sys.stderr)
+    return BAD_CONFIG
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:

@@ -25,14 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 
 from rti_exp import build
-from rti_exp.composing import composed
+from rti_exp.composing import CONFIG_ERRORS, bad_config, composed
 from rti_exp.config import Config, check
 from rti_exp.evaluating import Evaluation, EvaluationFailed, evaluate
 from rti_exp.evaluation import estimates
@@ -42,7 +41,7 @@ from rti_exp.remote_settings import RemotePolicySettings
 from rti_exp.runs import read_config
 from rti_exp.runs.find import NotFound, find_run
 from rti_exp.settings import SettingsError
-from rti_exp.typed import explain, refuse_options
+from rti_exp.typed import refuse_options
 
 OWN = ("run", "checkpoint", "out", "shard")
 """Keys that are this command's, not the config's."""
@@ -60,12 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         evaluation = _evaluation(arguments)
         _check(evaluation.config)
         row, folder = evaluate(evaluation)
-    except SettingsError as error:
-        print(f"bad config: {error}", file=sys.stderr)
-        return 2
-    except (HydraException, OmegaConfBaseException) as error:
-        print(f"bad config: {explain(error)}", file=sys.stderr)
-        return 2
+    except CONFIG_ERRORS as error:
+        return bad_config(error)
     except (EvaluationFailed, EngineUnusable) as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1

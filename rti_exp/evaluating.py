@@ -20,7 +20,16 @@ from typing import Any
 from rti_exp import build
 from rti_exp.config import Config
 from rti_exp.envs.isolated import IsolatedEnvironment
-from rti_exp.evaluation import EvaluationFolder, Row, counts, estimates, missing, rollout_row, task_rows
+from rti_exp.evaluation import (
+    EvaluationFolder,
+    Row,
+    counts,
+    estimates,
+    missing,
+    rollout_row,
+    task_rows,
+    too_few_tasks,
+)
 from rti_exp.paths import policy_folder
 from rti_exp.remote_settings import RemotePolicySettings, without_volatile
 from rti_exp.runs import read_status, run_key
@@ -62,7 +71,10 @@ def evaluate(evaluation: Evaluation) -> tuple[dict[str, Any], Path]:
     weights, about = _weights(evaluation)
     folder = _folder(evaluation, about)
     with _closing(build.environment(config)) as world:
-        tasks = interleaved_families(world.tasks("heldout"))[: config.evaluation.tasks]
+        heldout = interleaved_families(world.tasks("heldout"))
+        if told := too_few_tasks(config.evaluation.tasks, len(heldout)):
+            print(told, file=sys.stderr)
+        tasks = heldout[: config.evaluation.tasks]
         number, of = evaluation.shard
         lacking = missing(tasks[number::of], config.evaluation.samples, folder.rows())
         if lacking:

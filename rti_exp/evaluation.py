@@ -123,6 +123,13 @@ def rollout_row(task: Task, trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
+def too_few_tasks(wanted: int, there: int) -> str | None:
+    """A warning, if `eval.tasks` asks for more held-out tasks than there are."""
+    if wanted <= there:
+        return None
+    return f"warning: eval.tasks={wanted}, but there are {there} held-out tasks; all of them are taken"
+
+
 def missing(tasks: Sequence[Task], samples: int, rows: Mapping[tuple[str, int], Row]) -> dict[str, list[int]]:
     """The samples that are still to be rolled out, by task, for tasks that lack some."""
     lacking = {

@@ -19,6 +19,8 @@ from omegaconf import DictConfig
 
 from rti_exp import build
 from rti_exp.config import Config, check
+from rti_exp.engines.base import EngineUnusable
+from rti_exp.evaluation import too_few_tasks
 from rti_exp.loggers import check_logger, unfailing
 from rti_exp.runs import Run, RunBroken, RunDone, RunLocked, is_done
 from rti_exp.settings import SettingsError
@@ -137,6 +139,10 @@ def _recorded(config: Config, run: Run) -> int:
         _finish(run, "failed", error)
         print(f"bad config: {error}", file=sys.stderr)
         return BAD_CONFIG
+    except EngineUnusable as error:  # the user's to put right (a key, a name), as the message says
+        _finish(run, "failed", error)
+        print(f"failed: {error}", file=sys.stderr)
+        return FAILED
     except BaseException as error:
         _finish(run, "failed", error)
         traceback.print_exc()
@@ -161,7 +167,8 @@ def _train(config: Config, run: Run | None, directory: Path) -> int:
     try:
         experiment = build.experiment(config, run, directory=directory)
         if run is not None:
-            _tell_missing_tasks(config, len(experiment.heldout))
+            if told := too_few_tasks(config.evaluation.tasks, len(experiment.heldout)):
+                print(told)
             run.listeners.append(_printer(config))
             if logger is not None:
                 run.listeners.append(unfailing(logger.log))
@@ -176,12 +183,6 @@ def _train(config: Config, run: Run | None, directory: Path) -> int:
         if logger is not None and run is not None:
             _end_logger(logger, state, run)
     return DONE
-
-
-def _tell_missing_tasks(config: Config, heldout: int) -> None:
-    wanted = config.evaluation.tasks
-    if wanted > heldout:
-        print(f"warning: eval.tasks={wanted}, but there are {heldout} held-out tasks; all of them are taken")
 
 
 def _end_logger(logger: RunLogger, state: str, run: Run) -> None:

@@ -19,12 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 
-from rti_exp.composing import composed
+from rti_exp.composing import CONFIG_ERRORS, bad_config, composed
 from rti_exp.config import Config, check
 from rti_exp.models.files import HUB, PACKAGED
 from rti_exp.models.known import ARCHITECTURES
@@ -32,7 +30,7 @@ from rti_exp.paths import BUILTIN, policy_folder
 from rti_exp.remote_settings import RemotePolicySettings
 from rti_exp.settings import SettingsError
 from rti_exp.trainer import quiet
-from rti_exp.typed import explain, refuse_options
+from rti_exp.typed import refuse_options
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -70,12 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from rti_exp.memory import sizes
 
         found = sizes(config, architecture)
-    except SettingsError as error:
-        print(f"bad config: {error}", file=sys.stderr)
-        return 2
-    except (HydraException, OmegaConfBaseException) as error:
-        print(f"bad config: {explain(error)}", file=sys.stderr)
-        return 2
+    except CONFIG_ERRORS as error:
+        return bad_config(error)
     show(config, found, source, **numbers)
     return 0
 

@@ -13,18 +13,16 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 
 from rti_exp import build
-from rti_exp.composing import composed
+from rti_exp.composing import CONFIG_ERRORS, bad_config, composed
 from rti_exp.config import Config, CorrectorSettings, check
 from rti_exp.group_settings import verifier_settings
 from rti_exp.settings import SettingsError
 from rti_exp.trainer import quiet, seed_everything
-from rti_exp.typed import explain, refuse_options
+from rti_exp.typed import refuse_options
 
 if TYPE_CHECKING:
     from rti_exp.verifier_audit import Matrix
@@ -44,12 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = check(composed(overrides))
         build.check_parts(config)
         Console().print(*measure(config, plays=plays), sep="\n")
-    except SettingsError as error:
-        print(f"bad config: {error}", file=sys.stderr)
-        return 2
-    except (HydraException, OmegaConfBaseException) as error:
-        print(f"bad config: {explain(error)}", file=sys.stderr)
-        return 2
+    except CONFIG_ERRORS as error:
+        return bad_config(error)
     return 0
 
 

@@ -24,17 +24,16 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from rti_exp import finetune
+from rti_exp.composing import CONFIG_ERRORS, bad_config
 from rti_exp.config import PromptSettings
 from rti_exp.paths import assets_root
 from rti_exp.pretraining.prior import ModelSize, Prior, TrainingSettings
 from rti_exp.secrecy import refuse_secret_arguments
 from rti_exp.settings import SettingsError
-from rti_exp.typed import explain, typed
+from rti_exp.typed import typed
 
 MODELS = ("tiny", "teacher")
 
@@ -211,21 +210,14 @@ def main() -> None:
         hydra.main(version_base="1.3", config_path=str(assets_root() / "conf"), config_name="warmstart")(task)()
         for settings in [typed(WarmstartSettings, config, "") for config in configs]:
             run(settings)
-    except SettingsError as error:
-        sys.exit(_bad_config(str(error)))
-    except (HydraException, OmegaConfBaseException) as error:
-        sys.exit(_bad_config(explain(error)))
+    except CONFIG_ERRORS as error:
+        sys.exit(bad_config(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     finally:
         if former is None:
             os.environ.pop("HYDRA_FULL_ERROR", None)
-
-
-def _bad_config(message: str) -> int:
-    print(f"bad config: {message}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

@@ -164,6 +164,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_401(self, body: dict[str, Any]) -> None:
         self.refuse(401, f"wrong key: {self.headers.get('Authorization')}")
 
+    def do_403(self, body: dict[str, Any]) -> None:
+        self.refuse(403, "this key may not do that")
+
     def do_404(self, body: dict[str, Any]) -> None:
         self.refuse(404, "no such model")
 

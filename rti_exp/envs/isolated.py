@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rti_exp.engines.base import EngineUnusable
 from rti_exp.envs import wire
 from rti_exp.envs.base import InfrastructureError, StepResult
 from rti_exp.envs.process import WorkerLost, WorkerProcess
@@ -84,6 +85,7 @@ class IsolatedEnvironment:
         Raises:
             ValueError: while being made, the environment raised that.
             InfrastructureError: the environment raised; its process did not answer in time, or ended.
+            EngineUnusable: a model behind the environment refuses us.
         """
         for whose, name in ((EVERY, "all tasks are"), (task, "this task is")):
             if time.monotonic() < self._resting.get(whose, 0.0):
@@ -134,6 +136,8 @@ class IsolatedEnvironment:
 
 
 def _value(answer: Mapping[str, Any]) -> Any:
+    if answer.get("unusable"):
+        raise EngineUnusable(answer["error"])
     if "error" in answer:
         raise InfrastructureError(f"{answer['type']}: {answer['error']}")
     return answer["value"]

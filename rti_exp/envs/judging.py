@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from rti_exp.engines.base import EngineUnusable
 from rti_exp.envs.base import InfrastructureError
 from rti_exp.types import Message
 
@@ -54,6 +55,7 @@ class Referee(Generic[T]):
         """
         Raises:
             InfrastructureError: the model cannot be reached, or gave no verdict.
+            EngineUnusable: its endpoint refuses us (key, name, address); the job must end.
         """
         key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
         if key not in self._verdicts:
@@ -68,6 +70,8 @@ class Referee(Generic[T]):
                 reply = self._model.reply(
                     messages, temperature=0.0 if attempt == 0 else 1.0, max_tokens=self._max_tokens, seed=attempt
                 )
+            except EngineUnusable:
+                raise
             except Exception as error:  # whatever a client raises: without a verdict there is no reward
                 raise InfrastructureError(f"the judge failed: {type(error).__name__}: {error}") from error
             answer = reply.message.content

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rti_exp.engines.base import EngineUnusable
 from rti_exp.envs import wire
 from rti_exp.envs.base import Environment, Episode
 
@@ -40,7 +41,7 @@ class Worker:
         try:
             return {"value": self.answers[call["what"]](call)}
         except BaseException as error:  # sys.exit of the environment's too: the parent is told, and asks again
-            return {"error": str(error), "type": type(error).__name__}
+            return {"error": str(error), "type": type(error).__name__, "unusable": isinstance(error, EngineUnusable)}
 
     @property
     def _made(self) -> Environment:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from rti_exp.engines.base import GenerateRequest, Sampling
+from rti_exp.engines.base import EngineUnusable, GenerateRequest, Sampling
 from rti_exp.envs.base import Episode, InfrastructureError, StepResult
 from rti_exp.rollout.render import Renderer
 from rti_exp.rollout.segments import Context, Opening, context_after, rerenders
@@ -25,10 +25,11 @@ def environment_call(call: Callable[Arguments, Result], *args: Arguments.args, *
 
     Raises:
         InfrastructureError: the call raised; the message names the original error.
+        EngineUnusable: a model behind the environment (user, judge) refuses us; ends the job.
     """
     try:
         return call(*args, **kwargs)
-    except InfrastructureError:
+    except (InfrastructureError, EngineUnusable):
         raise
     except Exception as error:  # code of others: any error of theirs is classified here, once
         raise InfrastructureError(f"{type(error).__name__}: {error}") from error

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("openai", reason="needs the extra remote")
 
+from rti_exp.engines.base import EngineUnusable
 from rti_exp.envs.base import InfrastructureError
 from rti_exp.envs.tau2 import Tau2
+from rti_exp.evaluate import main as evaluate
+from rti_exp.rollout.episode import environment_call
 from tests.envs.tau2.play import say, task_of, use
 from tests.faulty_server import MODEL, FaultyServer, completion
 
 ROAMING = "[mobile_data_issue]airplane_mode_on|user_abroad_roaming_enabled_off[PERSONA:None]"
+REFUSED = (
+    rf"{MODEL} at http://127.* refuses us \(.*\); check env.user_model.base_url, env.user_model.model and "
+    r"env.user_model.api_key \(the key is in USER_KEY\)"
+)
 QUICK = {"attempts": 1, "read_seconds": 5.0, "first_wait_seconds": 0.01}
 
 
@@ -72,11 +84,78 @@ def test_a_fork_meets_the_same_user_though_the_model_would_now_say_something_els
         assert len(server.requests) == asked == 3
 
 
-@pytest.mark.parametrize("fault", ["500", "401"])
-def test_an_endpoint_that_fails_is_no_reward(fault: str) -> None:
-    from rti_exp.rollout.episode import environment_call
-
-    with FaultyServer([fault]) as server:
+def test_an_endpoint_that_fails_is_no_reward() -> None:
+    with FaultyServer(["500"]) as server:
         environment = world(server, "mock")
-        with pytest.raises(InfrastructureError):
+        with pytest.raises(InfrastructureError, match="server_error"):
             environment_call(environment.start, task_of("mock", "create_task_1"))
+
+
+@pytest.mark.parametrize("fault", ["401", "403"])
+def test_an_endpoint_that_refuses_the_key_ends_the_job(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USER_KEY", "wrong-and-never-shown")
+    with FaultyServer([fault]) as server:
+        endpoint = {"base_url": server.base_url, "model": MODEL, "api_key": "USER_KEY", **QUICK}
+        environment = Tau2(domain="mock", user="model", user_model=endpoint, train_split="base", heldout_split="base")
+        with pytest.raises(EngineUnusable, match=REFUSED) as caught:
+            environment_call(environment.start, task_of("mock", "create_task_1"))
+        assert len(server.requests) == 1
+    assert "never-shown" not in str(caught.value)
+
+
+def overrides(server: FaultyServer, policy_folder: Path) -> list[str]:
+    return [
+        f"policy.path={policy_folder}",
+        "env=tau2_mock",
+        "env.user=model",
+        f"env.user_model.base_url={server.base_url}",
+        f"env.user_model.model={MODEL}",
+        "env.user_model.api_key=USER_KEY",
+        "probe=none",
+        "logger=none",
+        "tasks_per_iteration=2",
+        "max_iterations=1",
+        "eval.tasks=1",
+        "eval.samples=1",
+    ]
+
+
+@pytest.mark.parametrize("timeout", ["null", "60"])
+def test_a_refused_key_ends_an_evaluation_with_one_line(
+    timeout: str,
+    policy_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also where the environment is in a process of its own."""
+    monkeypatch.setenv("USER_KEY", "wrong-and-never-shown")
+    monkeypatch.chdir(tmp_path)
+    with FaultyServer(["401"]) as server:
+        assert evaluate([*overrides(server, policy_folder), f"env.timeout={timeout}"]) == 1
+        assert len(server.requests) == 1
+    _one_line(capsys.readouterr().err)
+
+
+def test_a_refused_key_ends_a_run_with_one_line(policy_folder: Path, tmp_path: Path) -> None:
+    with FaultyServer(["401"]) as server:
+        told = subprocess.run(
+            [sys.executable, "-m", "rti_exp.train", *overrides(server, policy_folder)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "USER_KEY": "wrong-and-never-shown"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert len(server.requests) == 1
+    assert told.returncode == 1, told.stderr
+    _one_line(told.stderr)
+    (status,) = tmp_path.glob("runs/*/*/status.json")
+    found = json.loads(status.read_text())
+    assert (found["state"], found["error"]["type"]) == ("failed", "RemoteDown")
+
+
+def _one_line(told: str) -> None:
+    (line,) = told.splitlines()
+    assert re.fullmatch(rf"failed: {REFUSED}.*", line)
+    assert "never-shown" not in line
