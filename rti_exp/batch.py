@@ -172,6 +172,8 @@ def segments(sample: Sample) -> list[Sample]:
 
 def _turn_weights(trajectory: Trajectory, step: int) -> list[float]:
     turn = trajectory.turns[step]
+    if turn.author is Author.POLICY and turn.importance_weights:
+        return list(turn.importance_weights)
     if turn.author is not Author.CORRECTOR:
         return [1.0] * len(turn.action_ids)
     weights = trajectory.correction_weights

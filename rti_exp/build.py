@@ -22,6 +22,7 @@ from rti_exp.paths import policy_folder
 from rti_exp.players import Judges, Player, collector, same_tokenizer, teacher_rollouts
 from rti_exp.remote_parts import check_remote, usage_callbacks
 from rti_exp.runs import Run
+from rti_exp.sampler_parts import mismatch_callbacks
 from rti_exp.settings import SettingsError
 from rti_exp.trainer import check_strategy, forgetting, trainer
 from rti_exp.types import Task
@@ -285,7 +286,8 @@ def experiment(config: Config, run: Run | None, *, directory: Path) -> Experimen
     judges = [] if steps_in is None else [steps_in.validator, steps_in.verifier]
     engines = [policy.engine, *(one.engine for one in (writer, taught_by, *judges) if one is not None)]
     trained.callbacks.append(forgetting(engines))  # pyright: ignore[reportAttributeAccessIssue]
-    trained.callbacks[:0] = usage_callbacks(steps_in)  # pyright: ignore[reportAttributeAccessIssue]
+    measuring = [*usage_callbacks(steps_in), *mismatch_callbacks(policy.engine)]
+    trained.callbacks[:0] = measuring  # pyright: ignore[reportAttributeAccessIssue]
     module = RTIModule(
         model=policy.model,
         engine=policy.engine,

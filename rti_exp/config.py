@@ -20,11 +20,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rti_exp.algorithm_settings import ALGORITHM_SETTINGS, teacher_path
 from rti_exp.chat_settings import ChatSettings
+from rti_exp.engine_settings import ENGINE_SETTINGS, check_engine
+from rti_exp.engine_settings import without_volatile as engine_identity
 from rti_exp.group_settings import (
     BudgetSettings,
     CorrectorSettings,
     LimitSettings,
-    LocalEngineSettings,
     ProbeSettings,
     PromptSettings,
     RecorderSettings,
@@ -121,7 +122,7 @@ GROUPS: dict[str, tuple[str, type]] = {
 """Config node -> field of `Config`, settings class."""
 PARTS: dict[str, type | Mapping[str, type] | None] = {
     "algorithm": ALGORITHM_SETTINGS,
-    "engine": LocalEngineSettings,
+    "engine": ENGINE_SETTINGS,
     "env": None,
     "validator": VALIDATOR_SETTINGS,
     "corrector": CORRECTOR_SETTINGS,
@@ -139,13 +140,26 @@ def check(cfg: DictConfig) -> Config:
     Raises:
         SettingsError: an unknown key, a wrong type, a value without sense, or a secret.
     """
+    return checked(as_data(cfg))
+
+
+def as_data(cfg: DictConfig) -> dict[str, Any]:
+    """The config as data, resolved, without Hydra's own node.
+
+    Raises:
+        SettingsError: a value that is missing or cannot be resolved.
+    """
     try:
         own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
         raw = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise SettingsError(f"{error.full_key}: {error.msg}") from error
     assert isinstance(raw, dict)
-    nodes: dict[str, Any] = {str(key): value for key, value in raw.items()}
+    return {str(key): value for key, value in raw.items()}
+
+
+def checked(nodes: dict[str, Any]) -> Config:
+    """As `check`, of what `as_data` gives."""
     refuse_secrets(nodes)
     nodes.setdefault("limits", {})  # a run of before there were any
     known = [*_names(RunSettings), *_names(TopSettings), *GROUPS, *PARTS]
@@ -205,6 +219,7 @@ def check_files(config: Config) -> None:
     if isinstance(config.policy, RemotePolicySettings):
         raise SettingsError("policy=remote: a remote model can be evaluated (rti_exp.evaluate), not trained")
     check_lora(config.policy.lora)
+    check_engine(config.engine.options)
     folders = [policy_folder(config.policy.path)]
     _check_positions(folders[0], config.rollout.max_context)
     if isinstance(config.corrector.options, CorrectorSettings) and config.corrector.options.path is not None:
@@ -288,6 +303,7 @@ def _identity(plain: Mapping[str, Any], parts: Mapping[str, Part]) -> dict[str, 
         identity["validator"] = _without_defaults(
             identity["validator"], ValidatorSettings(), kept=tuple(_names(RoleSettings))
         )
+    identity["engine"] = engine_identity(parts["engine"].target, plain["engine"])
     identity["env"] = {key: value for key, value in plain["env"].items() if key != TIMEOUT}
     identity["policy"] = _without_defaults(plain["policy"], PolicySettings(), kept=("path", "dtype"))
     identity["precision"] = plain["trainer"]["precision"]

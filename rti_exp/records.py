@@ -75,7 +75,8 @@ def rollout_record(
     """A line of rollouts.jsonl: the group as sampled and, where a correction was accepted, what came into it.
 
     Streams hold one value for each token: id, author (0 environment, 1 policy, 2 corrector, 3 teacher), whether it
-    was trained, weight rho, behaviour log-prob (null for the environment's).
+    was trained, weight (rho; of a sampled token its importance weight), behaviour log-prob (null for the
+    environment's).
 
     Args:
         advantages: One for each of `group.trajectories`.
@@ -103,7 +104,8 @@ def _trajectory_record(
         corrected = turn.author is Author.CORRECTOR and fork is not None and fork.step == step
         streams["token_ids"] += [*turn.context_ids, *turn.action_ids]
         streams["authors"] += [int(Author.ENVIRONMENT)] * context + [int(turn.author)] * action
-        streams["weights"] += [1.0] * context + (list(trajectory.correction_weights) if corrected else [1.0] * action)
+        own = trajectory.correction_weights if corrected else turn.importance_weights
+        streams["weights"] += [1.0] * context + (list(own) or [1.0] * action)
         streams["log_probs"] += [None] * context + list(turn.action_log_probs)
     mask = (False,) * len(streams["token_ids"]) if sample is None else sample.loss_mask
     return {

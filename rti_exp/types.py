@@ -113,6 +113,8 @@ class Completion:
     log_probs: tuple[float, ...]
     stop_reason: Literal["stop", "length"]
     policy_version: int
+    importance_weights: tuple[float, ...] = ()
+    """pi / pi_sampler of each token, truncated; () is 1 each: what sampled is what scores, or it is left as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,8 @@ class Turn:
     """Hash of the environment's state before this step."""
     new_segment: bool = False
     """Whether `context_ids` is a whole new prompt, since the chat template did not extend the ids so far."""
+    importance_weights: tuple[float, ...] = ()
+    """As its completion's; () where nobody sampled it (a correction), or nothing is to be weighed."""
 
 
 def segment_ids(turns: Sequence[Turn]) -> tuple[int, ...]:
@@ -305,7 +309,7 @@ class Sample:
     behaviour_log_probs: tuple[float, ...]
     """0.0 where the mask is False."""
     weights: tuple[float, ...]
-    """rho; 1.0 on every token that a corrector did not write."""
+    """rho where a corrector wrote; elsewhere 1.0, or the token's importance weight."""
     advantage: float
     task_id: str
     member: int

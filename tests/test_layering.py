@@ -46,7 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("remote_parts", "sampler_parts", "evaluation", "memory"),
     ("build",),
-    ("sweep_display", "sweep_jobs", "sweep"),
+    ("sweep_configs", "sweep_display", "sweep_jobs", "sweep"),
     ("job", "launcher", "evaluating"),
     (
         "train",

@@ -58,6 +58,8 @@ class GenerateRequest:
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     seed: int
+    log_probs: bool = True
+    """Whether the completion's log-probs will be used; without, an engine may leave it at those of its sampler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,10 @@ def ask(
         )
         requests = [
             GenerateRequest(
-                prompt_ids=questions[index].prompt_ids, sampling=sampling, seed=questions[index].seed(number)
+                prompt_ids=questions[index].prompt_ids,
+                sampling=sampling,
+                seed=questions[index].seed(number),
+                log_probs=False,
             )
             for index in open_questions
         ]

@@ -171,7 +171,7 @@ def _draw(
         return []
     sampling = Sampling(temperature=settings.temperature, max_tokens=settings.max_tokens, stop_ids=renderer.stop_ids)
     requests = [
-        GenerateRequest(prompt_ids=prompt, sampling=sampling, seed=rewrite.seed)
+        GenerateRequest(prompt_ids=prompt, sampling=sampling, seed=rewrite.seed, log_probs=False)
         for prompt, rewrite in zip(prompts, rewrites, strict=True)
     ]
     return generate_fitting(engine, requests)

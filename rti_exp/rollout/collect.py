@@ -103,7 +103,12 @@ class Collector:
                 for run in live
             ]
             for run, completion in zip(live, self.engine.generate(requests), strict=True):
-                run.force(completion.token_ids, completion.log_probs, self.author)
+                run.force(
+                    completion.token_ids,
+                    completion.log_probs,
+                    self.author,
+                    importance_weights=completion.importance_weights,
+                )
         return [run.finish() for run in runs]
 
     def _seed(self, run: EpisodeRun, *, iteration: int, purpose: str) -> int:

@@ -201,7 +201,14 @@ class EpisodeRun:
         )
         return GenerateRequest(prompt_ids=self.prompt_ids, sampling=sampling, seed=seed)
 
-    def force(self, action_ids: Sequence[int], log_probs: Sequence[float], author: Author) -> None:
+    def force(
+        self,
+        action_ids: Sequence[int],
+        log_probs: Sequence[float],
+        author: Author,
+        *,
+        importance_weights: Sequence[float] = (),
+    ) -> None:
         """Take this turn, sampled or given: the environment carries it out and the run stands at the next turn.
 
         A turn that was cut off (its last id is no stop id) is carried out as it is.
@@ -231,6 +238,7 @@ class EpisodeRun:
             author=author,
             state_hash=state_hash,
             new_segment=self.context.new_segment,
+            importance_weights=tuple(importance_weights),
         )
         self.turns.append(turn)
         self._advance(turn, result)
