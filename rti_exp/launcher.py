@@ -12,8 +12,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
@@ -22,6 +23,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from rti_exp.group_settings import TopSettings
 from rti_exp.settings import SettingsError
+
+if TYPE_CHECKING:
+    from rti_exp.sweep_configs import SweepConfigs
 
 TARGET = "hydra_plugins.rti_exp_launcher.ProcessLauncher"
 
@@ -58,6 +62,20 @@ class SweepCallback(Callback):
             outcome.study_dir = Path(top.runs_root) / top.study_or(os.environ.get(STUDY, "sweep"))
 
 
+class KnownConfigs:
+    """Hydra's config loader, but that the jobs of a sweep are not composed twice."""
+
+    def __init__(self, loader: ConfigLoader, configs: SweepConfigs) -> None:
+        self._loader = loader
+        self._configs = configs
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        return self._configs.composed(sweep_overrides)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
 class ProcessLauncher(Launcher):
     """Runs the jobs of a sweep as child processes of `python -m rti_exp.train`."""
 
@@ -65,8 +83,14 @@ class ProcessLauncher(Launcher):
         self.n_jobs = n_jobs
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from rti_exp.sweep_configs import SweepConfigs
+
+        loader = hydra_context.config_loader
         self.hydra_context = hydra_context
         self.config = config
+        self.configs = SweepConfigs(lambda overrides: loader.load_sweep_config(config, list(overrides)))
+        # The sweeper has the same context: it composes each job of a batch, to see that it can be.
+        hydra_context.config_loader = KnownConfigs(loader, self.configs)  # pyright: ignore[reportAttributeAccessIssue]
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run what is not done yet. A failed job is told by `outcome`, not by its `JobReturn`, so that a
@@ -80,15 +104,12 @@ class ProcessLauncher(Launcher):
         from rti_exp.sweep import Sweep
         from rti_exp.swept import swept_by
 
-        def compose(overrides: Sequence[str]) -> DictConfig:
-            return self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
-
         n_jobs = len(os.sched_getaffinity(0)) if self.n_jobs is None else self.n_jobs
         if n_jobs < 1:
             raise SettingsError(f"hydra.launcher.n_jobs={n_jobs}: must be an integer >= 1, or null")
         # Of the whole sweep: with hydra.sweeper.max_batch_size these are the jobs of one batch.
         keys = swept_by(self.config)
-        sweep = Sweep.plan(job_overrides, compose, n_jobs=n_jobs, flags=self._flags(), keys=keys)
+        sweep = Sweep.plan(job_overrides, self.configs, n_jobs=n_jobs, flags=self._flags(), keys=keys)
         outcome.code = max(outcome.code, sweep.run())
         return [self._job_return(overrides) for overrides in job_overrides]
 

@@ -11,17 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
-from rti_exp.build import check_parts
-from rti_exp.config import check
-from rti_exp.loggers import check_logger
 from rti_exp.runs import RunUnwritable, death_record, read_status, settle
 from rti_exp.settings import SettingsError
+from rti_exp.sweep_configs import SweepConfigs
 from rti_exp.sweep_display import Display
 from rti_exp.sweep_jobs import Job, identity, progress, take_over
 from rti_exp.swept import key_of, study_name, swept_keys, value_at
@@ -50,7 +46,7 @@ class Sweep:
     def plan(
         cls,
         job_overrides: Sequence[Sequence[str]],
-        compose: Callable[[Sequence[str]], DictConfig],
+        configs: SweepConfigs,
         *,
         n_jobs: int,
         flags: Sequence[str] = (),
@@ -71,9 +67,7 @@ class Sweep:
             print(f"checking {len(job_overrides)} configs ...", flush=True)
         for overrides in job_overrides:
             try:
-                config = check(compose(overrides))
-                check_parts(config)
-                check_logger(config)
+                config = configs.checked(overrides)
             except SettingsError as error:
                 raise SettingsError(f"{error} (job: {' '.join(overrides)}){_swept(str(error), overrides)}") from error
             study = config.top.study_or(default)

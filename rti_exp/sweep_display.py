@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from rti_exp.analysis.text import plain_text
-from rti_exp.runs import load_runs
+from rti_exp.runs import read_status
 
 if TYPE_CHECKING:
     from rti_exp.sweep import Sweep
@@ -57,10 +57,11 @@ def measured_seconds_per_iteration(study_dir: Path) -> float | None:
     From what the run has counted: between its start and its end it may have lain still.
     """
     figures: list[float] = []
-    for run in load_runs(study_dir):
-        if run.state != "done" or run.status is None:
+    for directory in study_dir.iterdir() if study_dir.is_dir() else ():
+        status = read_status(directory)
+        if status is None or status["state"] != "done":
             continue
-        compute, done = run.status.get("compute"), run.status.get("iterations_done")
+        compute, done = status.get("compute"), status.get("iterations_done")
         spent = compute.get("seconds") if isinstance(compute, dict) else None
         if isinstance(spent, int | float) and isinstance(done, int) and spent > 0 < done:
             figures.append(spent / done)
@@ -205,13 +206,17 @@ class Display:
 
 def show_results(study_dir: Path, console: Console | None = None) -> None:
     """The study's table by arm, printed and written into its folder; why there is none, if it cannot be made."""
-    from rti_exp.analysis.reading import StudyError
-    from rti_exp.analysis.tables import sweep_table, write_tables  # pandas and scipy only now
+    from rti_exp.analysis.reading import StudyError, load_study  # pandas and scipy only now
+    from rti_exp.analysis.sheets import sheets
+    from rti_exp.analysis.summary import summarize
+    from rti_exp.analysis.tables import as_rich, title_of, write_summary
 
     console = console or Console(soft_wrap=True)
     try:
-        console.print(sweep_table(study_dir))
-        write_tables(study_dir)
+        study = load_study(study_dir, interventions=False)
+        summary = summarize(study)
+        console.print(as_rich(title_of(study), sheets(study, summary)))
+        write_summary(study, summary, study_dir)
     except (StudyError, ValueError, OSError) as error:  # what ran has run: the exit code must not tell otherwise
         console.print(f"no table: {error}", markup=False, highlight=False)
     console.print(f"runs: {study_dir}", markup=False, highlight=False)

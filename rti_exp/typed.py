@@ -28,12 +28,28 @@ Settings = TypeVar("Settings")
 NOT_FINITE = {"inf": math.inf, "infinity": math.inf, "nan": math.nan}
 
 
+REMEMBERED = 4096
+"""Settings objects that are kept: the jobs of a sweep differ in a few."""
+_made: dict[tuple[type, str, str], Any] = {}
+
+
 def typed(cls: type[Settings], node: Mapping[str, Any], key: str) -> Settings:
     """`node` as a settings object; `key` is the node's own full key ("" at the top).
+
+    The same object for an equal node of the same class: settings are never changed.
 
     Raises:
         SettingsError: an unknown key, a wrong type, or what `cls` refuses.
     """
+    known = (cls, key, repr(node))  # repr tells 1, 1.0 and true apart
+    if known not in _made:
+        if len(_made) >= REMEMBERED:
+            _made.clear()
+        _made[known] = _typed(cls, node, key)
+    return _made[known]
+
+
+def _typed(cls: type[Settings], node: Mapping[str, Any], key: str) -> Settings:
     prefix = f"{key}." if key else ""
     hints = typing.get_type_hints(cls)
     for name in node:
@@ -86,6 +102,12 @@ def signature_class(key: str, target: str) -> type | None:
         raise SettingsError(f"{key}._target_={target!r}: must be the full name of a class ({error})") from error
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
+    return _class_of(made, name)
+
+
+@functools.lru_cache(maxsize=64)
+def _class_of(made: Any, name: str) -> type:
+    parameters = inspect.signature(made).parameters.values()
     hints = typing.get_type_hints(made if inspect.isfunction(made) else made.__init__)
     fields = [
         (parameter.name, _supported(hints.get(parameter.name, Any)), field(default=parameter.default))

@@ -20,6 +20,7 @@ from rti_exp.group_settings import TopSettings
 from rti_exp.runs import Run, read_status
 from rti_exp.settings import SettingsError
 from rti_exp.sweep import Sweep
+from rti_exp.sweep_configs import SweepConfigs
 from rti_exp.sweep_display import (
     Display,
     duration,
@@ -77,7 +78,7 @@ def plan(
 
     def make(jobs: Sequence[Sequence[str]]) -> Sweep:
         full = [(*overrides, *fixed) for overrides in jobs]
-        return Sweep.plan(full, lambda overrides: composed(*overrides), n_jobs=2)
+        return Sweep.plan(full, SweepConfigs(lambda overrides: composed(*overrides)), n_jobs=2)
 
     return make
 

@@ -19,6 +19,7 @@ import yaml
 from rti_exp.analysis import arms
 from rti_exp.analysis.interventions import INDEX_COLUMNS, number, number_or_nan, read_index, read_lines
 from rti_exp.runs.flat import flatten
+from rti_exp.runs.records import load_yaml
 
 RUN_FILES = ("status.json", "config.yaml", "metrics.jsonl", "job.log")
 STATES = ("running", "done", "failed", "interrupted")
@@ -176,7 +177,7 @@ def _check_whole(run: _RawRun) -> None:
 def _read_run(path: Path, *, interventions: bool) -> _RawRun:
     run = _RawRun(path, {}, {}, {}, {}, [], [], [], [])
     run.status = _read_object(path / "status.json", json.loads, run.damage)
-    run.config = _read_object(path / "config.yaml", yaml.safe_load, run.damage)
+    run.config = _read_object(path / "config.yaml", load_yaml, run.damage)
     if (path / "metrics.jsonl").exists() or run.status.get("state") == "done":
         _read_metrics(run)
     _check_whole(run)

@@ -15,7 +15,7 @@ Nothing here imports torch. `python -m rti_exp.runs` lists runs.
 
 from rti_exp.jsonlines import read_lines, write_atomically
 from rti_exp.runs.adopt import adopt, done_elsewhere
-from rti_exp.runs.records import RunRecord, load_run, load_runs, read_config
+from rti_exp.runs.records import RunRecord, load_run, load_runs, load_yaml, read_config
 from rti_exp.runs.run import Run
 from rti_exp.runs.status import (
     COMPUTE,
@@ -58,6 +58,7 @@ __all__ = [
     "is_run_key",
     "load_run",
     "load_runs",
+    "load_yaml",
     "lock",
     "now",
     "read_config",

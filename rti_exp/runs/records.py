@@ -35,10 +35,23 @@ class RunRecord:
         return list(read_lines(self.directory / "rollouts.jsonl"))
 
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The one in C, where PyYAML has it: seven times faster."""
+
+
+def load_yaml(text: str) -> Any:
+    """Plain data out of YAML, no objects.
+
+    Raises:
+        yaml.YAMLError, ValueError, RecursionError: it is none.
+    """
+    return yaml.load(text, Loader=_LOADER)  # a safe loader, either of them
+
+
 def read_config(directory: Path) -> dict[str, Any]:
     """config.yaml of a run directory; empty if it is missing or no YAML mapping."""
     try:
-        config = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))
+        config = load_yaml((directory / "config.yaml").read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return config if isinstance(config, dict) else {}
