@@ -6,6 +6,7 @@ Their order matters, `training_callbacks` gives it: a checkpoint says that the r
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from rti_exp.checkpoints import latest_valid_checkpoint, save_checkpoint
 from rti_exp.distributed import gather_from_ranks, interleave
 from rti_exp.gathering import require_valid
 from rti_exp.learner import RTIModule
-from rti_exp.metrics import mean, success_count
+from rti_exp.metrics import Stopwatch, mean, success_count
 from rti_exp.objective.passk import pass_at_k
 from rti_exp.records import Decode, intervention_records, rollout_record
 from rti_exp.settings import EvaluationSettings
@@ -52,11 +53,19 @@ def training_callbacks(
     config: Mapping[str, Any] | None = None,
 ) -> list[Callback]:
     """All callbacks of a run in their order. `run` is None on ranks other than 0, which write nothing."""
+    stopwatch = Stopwatch()
     return [
-        RecorderCallback(run=run, decode=decode, every=recorder_every),
+        RecorderCallback(run=run, decode=decode, every=recorder_every, stopwatch=stopwatch),
         EvaluationCallback(run=run, tasks=heldout, settings=evaluation),
         *([] if probe is None else [probe]),
-        IterationCheckpoint(run=run, run_key=run_key, checkpoints=checkpoints, every=checkpoint_every, config=config),
+        IterationCheckpoint(
+            run=run,
+            run_key=run_key,
+            checkpoints=checkpoints,
+            every=checkpoint_every,
+            config=config,
+            stopwatch=stopwatch,
+        ),
         BudgetCallback(),
     ]
 
@@ -64,16 +73,23 @@ def training_callbacks(
 class RecorderCallback(Callback):
     """After each iteration: its metrics row, all its interventions, and every `every` iterations its rollouts.
 
+    The row's `time/logging` is what writing the iteration's interventions and rollouts took, and the row and the
+    checkpoint of the iteration before.
+
     Args:
         run: None on ranks that write nothing.
         decode: Token ids to text, control tokens visible.
         every: Iterations between two recordings of rollouts; 0 records none.
+        stopwatch: Its phase "logging"; shared with the checkpoints.
     """
 
-    def __init__(self, *, run: RunDirectory | None, decode: Decode, every: int) -> None:
+    def __init__(
+        self, *, run: RunDirectory | None, decode: Decode, every: int, stopwatch: Stopwatch | None = None
+    ) -> None:
         self.run = run
         self.decode = decode
         self.every = every
+        self.stopwatch = stopwatch or Stopwatch()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -81,16 +97,23 @@ class RecorderCallback(Callback):
         if self.run is None:
             return
         module = learner(pl_module)
+        with self.stopwatch.time("logging"):
+            self._record(self.run, module)
+        row = {"kind": "train", "iteration": module.iteration, **module.last_metrics}
+        row["time/logging"] = self.stopwatch.take("logging")
+        with self.stopwatch.time("logging"):
+            self.run.append_metrics(row)
+
+    def _record(self, run: RunDirectory, module: RTIModule) -> None:
         iteration, groups = module.iteration, module.last_groups
         records = [record for group in groups for record in intervention_records(iteration, group, self.decode)]
         if records:
-            self.run.append_interventions(records)
+            run.append_interventions(records)
         if self.every and iteration % self.every == 0:
             for group in groups:
                 advantages = module.algorithm.advantages(group)
                 samples = module.samples_of(group, advantages)
-                self.run.append_rollouts(rollout_record(iteration, group, advantages, samples, self.decode))
-        self.run.append_metrics({"kind": "train", "iteration": iteration, **module.last_metrics})
+                run.append_rollouts(rollout_record(iteration, group, advantages, samples, self.decode))
 
 
 class EvaluationCallback(Callback):
@@ -126,6 +149,7 @@ class EvaluationCallback(Callback):
     def _evaluate(self, trainer: Trainer, module: RTIModule) -> None:
         if not self.tasks:
             return
+        started = time.perf_counter()
         module.eval()
         with trainer.precision_plugin.forward_context():  # the policy that is trained, not one of another precision
             groups = module.collector.collect(
@@ -141,7 +165,7 @@ class EvaluationCallback(Callback):
         require_valid(groups, f"evaluation after iteration {module.iteration}", module.limits)
         row = evaluation_row(module.iteration, groups, self.settings.samples, module.success_threshold)
         if self.run is not None:
-            self.run.append_metrics(row)
+            self.run.append_metrics({**row, "time/eval": time.perf_counter() - started})
         logged = {f"eval/{name}": row[name] for name in row if name.startswith("pass@") and row[name] is not None}
         for logger in trainer.loggers:
             logger.log_metrics(logged, step=module.iteration)
@@ -189,6 +213,7 @@ class IterationCheckpoint(Callback):
         checkpoints: Folder of the run's checkpoints; every rank reads it.
         every: Iterations between two checkpoints.
         config: The run's, to say in what one of another run differs.
+        stopwatch: Its phase "logging" has what checkpoints take.
     """
 
     def __init__(
@@ -199,6 +224,7 @@ class IterationCheckpoint(Callback):
         checkpoints: Path,
         every: int = 1,
         config: Mapping[str, Any] | None = None,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         if every < 1:
             raise ValueError(f"every={every}: must be an integer >= 1")
@@ -207,6 +233,7 @@ class IterationCheckpoint(Callback):
         self.checkpoints = checkpoints
         self.every = every
         self.config = config
+        self.stopwatch = stopwatch or Stopwatch()
         self._recorded = 0
         self._saved = 0
 
@@ -228,7 +255,8 @@ class IterationCheckpoint(Callback):
         module = learner(pl_module)
         self._recorded = module.iteration
         if module.iteration % self.every == 0:
-            self._save(module)
+            with self.stopwatch.time("logging"):
+                self._save(module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._save(learner(pl_module))

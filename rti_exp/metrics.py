@@ -37,6 +37,10 @@ class Stopwatch:
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
+    def take(self, phase: str) -> float:
+        """The seconds of a phase so far; it begins anew."""
+        return self.seconds.pop(phase, 0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateStats:
