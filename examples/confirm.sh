@@ -12,8 +12,8 @@ bases="${2:-bases}"
 python="${PYTHON:-python}"
 train=("$python" -m rti_exp.train -m "env.seed=$seed")
 
-[ -d "$bases/$seed/tiny" ] || "$python" -m rti_exp.warmstart out="$bases/$seed" seed="$seed" models=[tiny]
-[ -d "$bases/leaky_$seed/tiny" ] || "$python" -m rti_exp.warmstart out="$bases/leaky_$seed" seed="$seed" models=[tiny] \
+[ -f "$bases/$seed/tiny/warmstart.json" ] || "$python" -m rti_exp.warmstart out="$bases/$seed" seed="$seed" models=[tiny]
+[ -f "$bases/leaky_$seed/tiny/warmstart.json" ] || "$python" -m rti_exp.warmstart out="$bases/leaky_$seed" seed="$seed" models=[tiny] \
   training.steps=3600 training.documents=120000 \
   prior.right.tel_hard=0.005 prior.right.pay_hard=0.005 prior.right.ret=0.03 \
   prior.correct_clean=0.12 prior.correct_leaky=0.7 prior.correct_wordy=0.14 prior.correct_wrong=0.04 \
