@@ -69,14 +69,20 @@ class SlotPool:
         # One position more than asked: a last one that no row uses, for padding to be written to.
         slots = max(total, *(row.slot + 1 for row in rows))
         self.cache.reserve(_rounded(slots, _SLOT_STEP), _rounded(room + 1, _LENGTH_STEP))
-        self._gather(rows, total)
+        self._gather(rows, total, overwritten=set(free))
         return self._fill(sequences, limits, copies, found, extended, free)
 
-    def _gather(self, rows: Sequence[Row], total: int) -> None:
+    def _gather(self, rows: Sequence[Row], total: int, *, overwritten: set[Row]) -> None:
         members = set(rows)
         outside = [row for row in rows if row.slot >= total]
         inside = [row for row in self.index.rows[:total] if row not in members]
-        self.swap(outside, inside)
+        # What is overwritten anyway, or holds nothing, need not be carried along.
+        moves = [pair for pair in zip(outside, inside, strict=True) if pair[0] not in overwritten]
+        moves += [pair for pair in zip(inside, outside, strict=True) if pair[0].ids]
+        length = max((len(row.ids) for row, _ in moves), default=0)
+        self.cache.copy([row.slot for row, _ in moves], [row.slot for _, row in moves], length)
+        for one, other in zip(outside, inside, strict=True):
+            self.index.swap(one, other)
 
     def _fill(
         self,
@@ -109,10 +115,8 @@ class SlotPool:
         pairs = [(seat.row.slot, row.slot) for seat in seats for row in seat.copies]
         self.cache.copy([one for one, _ in pairs], [other for _, other in pairs], max(lengths, default=0))
 
-    def swap(self, first: Sequence[Row], second: Sequence[Row], length: int | None = None) -> None:
-        """Exchange the slots of rows, pair by pair; `length` None is all that the index knows of them."""
-        if length is None:
-            length = max((len(row.ids) for row in (*first, *second)), default=0)
+    def swap(self, first: Sequence[Row], second: Sequence[Row], length: int) -> None:
+        """Exchange the slots of rows and their first `length` positions, pair by pair."""
         self.cache.swap([row.slot for row in first], [row.slot for row in second], length)
         for one, other in zip(first, second, strict=True):
             self.index.swap(one, other)
