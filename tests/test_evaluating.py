@@ -120,6 +120,16 @@ def test_a_remote_policy(native: bool, tmp_path: Path, capsys: pytest.CaptureFix
 
 @needs_client
 @pytest.mark.usefixtures("_there")
+def test_more_tasks_than_there_are_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    with FaultyServer(answer=lambda body: plays(body, native=True)) as server:
+        assert main(arguments(server, "eval.tasks=5", "eval.samples=1")) == 0
+    printed = capsys.readouterr()
+    assert "warning: eval.tasks=5, but there are 4 held-out tasks; all of them are taken\n" in printed.err
+    assert "4 of 4 rollouts" in printed.out
+
+
+@needs_client
+@pytest.mark.usefixtures("_there")
 def test_lost_rollouts_are_counted_left_out_and_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = True
 

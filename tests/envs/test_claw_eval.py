@@ -119,7 +119,7 @@ def test_evidence_has_the_rubric_and_the_solution_at_reference_only(checkout: Pa
     found = episode.evidence("rubric")
     assert found.rubric == (
         'adds: tool_called {"tool_name": "notes_add"}',
-        'says: keywords_present {"keywords": ["milk"]}',
+        'says: keywords_present {"keywords": 1}',
         "safety: no note is lost",
         "Is it polite?",
     )

@@ -125,13 +125,14 @@ def test_evidence_has_the_goals_conditions_and_the_solution_at_reference_only() 
     assert (lost.done, lost.reward) == (True, 0.0)
     assert lost.reward_parts == {"score": -1.0, "won": 0.0}
     found = episode.evidence("rubric")
-    assert found.rubric == ("done: slice grape", "done: jump up and down", "done: touch orange")
+    assert found.rubric == ("scoring step 1 of 3", "scoring step 2 of 3", "scoring step 3 of 3")
     assert found.failed == (
-        "not done: jump up and down",
-        "not done: touch orange",
+        "scoring step 2 of 3 is not done",
+        "scoring step 3 of 3 is not done",
         "the game was lost by: slice apple",
     )
     assert found.reference is None
+    assert not any(answer in found.text for answer in ("jump", "touch", "orange"))
     assert episode.evidence("reference").reference == "slice grape; jump up and down; touch orange"
     assert episode.evidence("none").text == ""
 

@@ -96,16 +96,19 @@ class ClawEpisode:
         return text
 
     def evidence(self, level: EvidenceLevel) -> Evidence:
-        """The task's scoring components, safety checks and judge's rubric; what is known to have failed; the solution
-        at level "reference"."""
+        """The task's scoring components, safety checks and judge's rubric; what is known to have failed. Below level
+        "reference" the words that an answer must have are counted only, and the solution is left out."""
         if level == "none":
             return Evidence(level=level)
         components = self._node.get("scoring_components") or ()
         safety = self._node.get("safety_checks") or ()
-        rubric = [_component(one["name"], one["check"]) for one in components]
+        whole = level == "reference"
+        rubric = [_component(one["name"], one["check"], whole=whole) for one in components]
         rubric += [_safety(one) for one in safety]
         judged = str(self._node.get("judge_rubric") or "").strip()
-        failed = [_component(one["name"], one["check"]) for one in components if self._met(one["check"]) is False]
+        failed = [
+            _component(one["name"], one["check"], whole=whole) for one in components if self._met(one["check"]) is False
+        ]
         called = {one["tool_name"] for one in self._dispatches}
         failed += [
             _safety(one) for one in safety if one["type"] == "tool_not_called" and one.get("tool_name") in called
@@ -154,8 +157,10 @@ def _parts(grade: Grade) -> dict[str, float]:
     return {name: float(getattr(grade, name)) for name in names}
 
 
-def _component(name: str, check: Mapping[str, Any]) -> str:
+def _component(name: str, check: Mapping[str, Any], *, whole: bool) -> str:
     details = {key: value for key, value in check.items() if key != "type" and value is not None}
+    if "keywords" in details and not whole:
+        details["keywords"] = len(details["keywords"])
     return f"{name}: {check['type']} {json.dumps(details, ensure_ascii=False)}"
 
 

@@ -68,18 +68,26 @@ class TextWorldEpisode:
     def evidence(self, level: EvidenceLevel) -> Evidence:
         """The goal's conditions are the commands of the game's own solution that raise its score.
 
-        A condition is met when the command raised the score here too. The whole solution is of level "reference".
+        A condition is met when the command raised the score here too. Which commands those are is the answer: below
+        level "reference" they have numbers only, but for those that the policy gave itself.
         """
         if level == "none":
             return Evidence(level=level)
         found = solution(self._spec, self._seconds)
-        left = Counter(found.milestones) - Counter(self._scored)
-        failed = [f"not done: {command}" for command in left.elements()]
+        done, many = Counter(self._scored), len(found.milestones)
+        rubric: list[str] = []
+        failed: list[str] = []
+        for number, command in enumerate(found.milestones, start=1):
+            rubric.append(f"scoring step {number} of {many}")
+            if done[command]:
+                done[command] -= 1
+            else:
+                failed.append(f"scoring step {number} of {many} is not done")
         if self._game.view.lost:
             failed.append(f"the game was lost by: {self._game.commands[-1]}")
         return Evidence(
             level=level,
-            rubric=tuple(f"done: {command}" for command in found.milestones),
+            rubric=tuple(rubric),
             failed=tuple(failed),
             reference="; ".join(found.commands) if level == "reference" else None,
         )

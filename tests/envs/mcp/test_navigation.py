@@ -48,6 +48,8 @@ def test_every_navigation_task_can_be_solved_and_the_file_is_what_makes_it() -> 
     goals: dict[str, set[str]] = {"train": set(), "heldout": set()}
     for task in read_tasks("builtin:navigation"):
         called, number = task.payload["rubric"]
+        told = f"{called['text']} {number['text']}"  # at level rubric: not the answer
+        assert not any(secret in told for secret in (*called["arguments"]["stops"], str(number["value"])))
         places = [town.places[stop] for stop in called["arguments"]["stops"]]
         for place in places:
             assert town.search(f"{place.name} {place.city}") == [place]
