@@ -132,6 +132,15 @@ def navigation() -> Story:
     return Story(environment, task, right, 1, call("search_places", query=goal.name), after)
 
 
+def verifiers_lock() -> Story:
+    """A wrong code jams the lock for good."""
+    pytest.importorskip("verifiers", reason="needs the package verifiers and the extra of this name")
+    from rti_exp.envs.verifiers import Verifiers
+
+    environment = Verifiers(name="tests.envs.verifiers_locks")
+    return Story(environment, environment.tasks("train")[0], ["look", "37"], 1, "38", ["37", "37", "37"])
+
+
 def played(story: Story, corrections: int) -> tuple[Group, Group]:
     """A group as it was sampled, and as it is after the interventions."""
     renderer = TokenRenderer(tiny_tokenizer())
@@ -163,7 +172,7 @@ def played(story: Story, corrections: int) -> tuple[Group, Group]:
     return group, merged
 
 
-@pytest.mark.parametrize("make", [bfcl, text_world, navigation], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [bfcl, text_world, navigation, verifiers_lock], ids=lambda make: make.__name__)
 def test_an_all_failed_group_is_corrected_and_succeeds(make: Callable[[], Story]) -> None:
     story = make()
     group, merged = played(story, corrections=6)
@@ -195,7 +204,7 @@ def test_an_all_failed_group_is_corrected_and_succeeds(make: Callable[[], Story]
     assert weights == {Author.ENVIRONMENT: 1.0, Author.POLICY: 1.0, Author.CORRECTOR: 1.2}
 
 
-@pytest.mark.parametrize("make", [bfcl, text_world, navigation], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [bfcl, text_world, navigation, verifiers_lock], ids=lambda make: make.__name__)
 def test_without_a_good_correction_nothing_changes(make: Callable[[], Story]) -> None:
     story = make()
     bad = dataclasses.replace(story, right=[*story.right[: story.at], story.misstep])

@@ -1,0 +1,146 @@
+"""An environment of the package `verifiers` as an `Environment`: its rows are tasks, its rubric the reward."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import signal
+import threading
+from typing import Any
+
+from rti_exp.envs.extras import require
+from rti_exp.envs.verifiers.episode import VerifiersEpisode
+from rti_exp.envs.verifiers.scoring import record_errors
+from rti_exp.settings import SettingsError
+from rti_exp.types import Task
+
+INSTALL = "pip install 'rti-exp[verifiers]', then pip install --no-deps verifiers==0.1.14"
+NEEDED = ("verifiers", "datasets", "anthropic", "agents", "prime_sandboxes", "msgpack", "setproctitle", "aiolimiter")
+
+
+class Verifiers:
+    """`verifiers.load_environment(name, **arguments)`, turn by turn.
+
+    Args:
+        name: an installed environment, or a module on the Python path with `load_environment`.
+        arguments: its keyword arguments.
+        heldout_every: where it has no evaluation set of its own: every so manieth row is held out.
+        train_tasks: rows of each split at most; null: all.
+        heldout_tasks: the same of the held-out ones.
+        max_turns: assistant turns an episode may take; the environment's own limit holds too.
+        seconds: how long the environment may take for one answer, and its rubric for a reward.
+
+    Raises:
+        SettingsError: the extra is not installed, or the environment cannot be loaded or taken turn by turn.
+        ValueError: a value without sense.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "",
+        arguments: dict[str, Any] | None = None,
+        heldout_every: int = 4,
+        train_tasks: int | None = None,
+        heldout_tasks: int | None = None,
+        max_turns: int = 10,
+        seconds: float = 60.0,
+    ) -> None:
+        if not name:
+            raise ValueError("env.name='': must be the name of a verifiers environment, as load_environment takes it")
+        for key, value, least in (
+            ("heldout_every", heldout_every, 2),
+            ("max_turns", max_turns, 1),
+            ("train_tasks", train_tasks or 1, 1),
+            ("heldout_tasks", heldout_tasks or 1, 1),
+        ):
+            if value < least:
+                raise ValueError(f"env.{key}={value}: must be an integer >= {least}")
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise ValueError(f"env.seconds={seconds}: must be a finite number > 0")
+        require(NEEDED, purpose="env=verifiers", install=INSTALL)
+        self.max_turns = max_turns
+        self._seconds = seconds
+        self._world = loaded(name, json.dumps(arguments or {}, sort_keys=True))
+        self._rows = _rows(self._world, heldout_every)
+        self._most = {"train": train_tasks, "heldout": heldout_tasks}
+
+    def tasks(self, split: str) -> list[Task]:
+        if split not in self._rows:
+            raise ValueError(f'no split {split!r} of a verifiers environment: use "train" or "heldout"')
+        return [
+            Task(id=f"{place}/{row['example_id']}", family=family(row, self._world), split=split, payload={"row": row})
+            for place, row in self._rows[split][: self._most[split]]
+        ]
+
+    def start(self, task: Task) -> VerifiersEpisode:
+        return VerifiersEpisode(task, world=self._world, seconds=self._seconds)
+
+
+def family(row: dict[str, Any], world: Any) -> str:
+    """The row's task, where it names one, else the environment."""
+    named = row.get("task")
+    return named if isinstance(named, str) and named else (world.env_id or type(world).__name__)
+
+
+_loading = threading.Lock()
+
+
+def loaded(name: str, arguments: str) -> Any:
+    """One for each name and arguments (as JSON) of a process: its rollouts share nothing but it.
+
+    Raises:
+        SettingsError: it cannot be loaded, or cannot be taken turn by turn.
+    """
+    with _loading:
+        return _load(name, arguments)
+
+
+@functools.cache
+def _load(name: str, arguments: str) -> Any:
+    from verifiers.envs.multiturn_env import MultiTurnEnv  # pyright: ignore[reportMissingImports]
+    from verifiers.utils.env_utils import load_environment  # pyright: ignore[reportMissingImports]
+
+    if threading.current_thread() is not threading.main_thread():
+        raise SettingsError(f"env.name={name!r}: a verifiers environment must be loaded in the main thread")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        world = load_environment(name, **json.loads(arguments))
+    except Exception as error:  # code of others
+        raise SettingsError(f"env.name={name!r}: cannot be loaded ({type(error).__name__}: {error})") from error
+    finally:  # it takes Ctrl-C over, which is ours
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if not isinstance(world, MultiTurnEnv):
+        raise SettingsError(
+            f"env.name={name!r}: is a {type(world).__name__}; a verifiers.MultiTurnEnv (ToolEnv, SingleTurnEnv, ...) "
+            "can be taken turn by turn"
+        )
+    if world.requires_group_rollouts:
+        raise SettingsError(f"env.name={name!r}: its rubric scores whole groups; rewards here are of one rollout")
+    record_errors(world.rubric)
+    return world
+
+
+def _rows(world: Any, heldout_every: int) -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    """Split -> (name of the dataset, row) of each task, as plain JSON."""
+    if world.dataset_source is not None and world.eval_dataset_source is not None:
+        return {
+            "train": [("train", _plain(row)) for row in world.get_dataset()],
+            "heldout": [("eval", _plain(row)) for row in world.get_eval_dataset()],
+        }
+    rows = [("all", _plain(row)) for row in (world.get_dataset() if world.dataset_source else world.get_eval_dataset())]
+    heldout = rows[heldout_every - 1 :: heldout_every]
+    return {"train": [one for one in rows if one not in heldout], "heldout": heldout}
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    """
+    Raises:
+        ValueError: the row has no JSON form.
+    """
+    try:
+        return json.loads(json.dumps(dict(row)))
+    except TypeError as error:
+        raise ValueError(f"env.name: a row of its dataset has no JSON form ({error})") from error

@@ -1,0 +1,135 @@
+"""One rollout of a `verifiers` environment as an `Episode`: forked by a replay from its beginning."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rti_exp.envs.base import InfrastructureError, StepResult
+from rti_exp.envs.verifiers.rollout import MODEL, SteppedRollout
+from rti_exp.envs.verifiers.scoring import conditions, unmet
+from rti_exp.types import Evidence, EvidenceLevel, Message, Task, ToolCall
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+class VerifiersEpisode:
+    """A turn goes to the environment as the package's assistant message; what it appends are the observations.
+
+    A turn that cannot be read is answered with an error, and the environment does not see it.
+    """
+
+    def __init__(self, task: Task, *, world: Any, seconds: float) -> None:
+        self._task = task
+        self._world = world
+        self._seconds = seconds
+        self._rollout = SteppedRollout(world, task.payload["row"], seconds=seconds)
+        if self._rollout.prompt is None:
+            raise InfrastructureError("the environment was over before the first turn")
+        self._messages = tuple(_ours(one) for one in self._rollout.prompt)
+        self._tools = [
+            {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+            for tool in self._rollout.tools
+        ]
+        self._history: list[Message] = list(self._messages)
+        self._turns = self._calls = 0
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        return self._messages
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        return self._tools
+
+    def step(self, message: Message) -> StepResult:
+        prompt = self._rollout.prompt
+        if prompt is None:
+            raise RuntimeError(f"the episode of {self._task.id} is over; start a new one")
+        self._turns += 1
+        if message.malformed is not None:
+            return self._observed([Message(role="tool", content=f"Error: {message.malformed}")], message)
+        self._rollout.answer(self._response(message))
+        after = self._rollout.prompt
+        if after is None:
+            state = self._rollout.state
+            said = [_ours(one) for one in state.get("final_env_response") or ()]
+            parts = {str(name): float(value) for name, value in (state["metrics"] or {}).items()}
+            self._history += [message, *said]
+            return StepResult(observations=tuple(said), done=True, reward=float(state["reward"]), reward_parts=parts)
+        before = [_ours(one) for one in prompt]
+        if [_ours(one) for one in after[: len(prompt)]] != before or len(after) < len(prompt) + 1:
+            raise InfrastructureError("the environment rewrote the conversation; here turns can only be appended")
+        return self._observed([_ours(one) for one in after[len(prompt) + 1 :]], message)
+
+    def _observed(self, said: Sequence[Message], message: Message) -> StepResult:
+        self._history += [message, *said]
+        return StepResult(observations=tuple(said), done=False)
+
+    def _response(self, message: Message) -> Any:
+        from verifiers.types import Response, ResponseMessage  # pyright: ignore[reportMissingImports]
+
+        calls = []
+        for call in message.tool_calls:
+            calls.append(
+                {"id": f"call_{self._calls}", "name": call.name, "arguments": json.dumps(dict(call.arguments))}
+            )
+            self._calls += 1
+        said = ResponseMessage(
+            content="" if calls else message.content,
+            tool_calls=calls or None,
+            finish_reason="tool_calls" if calls else "stop",
+            is_truncated=False,
+        )
+        return Response(id=f"turn_{self._turns}", created=0, model=MODEL, message=said)
+
+    def evidence(self, level: EvidenceLevel) -> Evidence:
+        """The reward functions that count, and those below 1; the row's `answer` at level "reference"."""
+        if level == "none":
+            return Evidence(level=level)
+        told = conditions(self._world.rubric)
+        over = self._rollout.prompt is None
+        failed = unmet(told, self._rollout.state["metrics"] or {} if over else None)
+        answer = self._task.payload["row"].get("answer")
+        reference = str(answer) if level == "reference" and answer not in (None, "") else None
+        return Evidence(level=level, rubric=tuple(told.values()), failed=tuple(failed), reference=reference)
+
+    def state_hash(self) -> str:
+        """Over all that was said, and what the environment keeps in the rollout's state."""
+        said = [
+            [one.role, one.content, one.malformed, [[call.name, call.arguments] for call in one.tool_calls]]
+            for one in self._history
+        ]
+        state = [self._task.id, self._turns, self._rollout.prompt is None, said, self._rollout.own_state()]
+        return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+    def fork(self, messages: Sequence[Message]) -> VerifiersEpisode:
+        episode = VerifiersEpisode(self._task, world=self._world, seconds=self._seconds)
+        for message in messages:
+            episode.step(message)
+        return episode
+
+
+def _ours(message: Any) -> Message:
+    """
+    Raises:
+        InfrastructureError: it has a content that is not text.
+    """
+    made = message if isinstance(message, Mapping) else message.model_dump()
+    calls = tuple(ToolCall(name=one["name"], arguments=_arguments(one)) for one in made.get("tool_calls") or ())
+    return Message(role=ROLES.get(made["role"], "user"), content=_text(made.get("content")), tool_calls=calls)  # pyright: ignore[reportArgumentType]
+
+
+def _arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    given = call["arguments"]
+    return json.loads(given) if isinstance(given, str) else dict(given)
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+        return "".join(part["text"] for part in content)
+    raise InfrastructureError("the environment's message has parts that are not text")

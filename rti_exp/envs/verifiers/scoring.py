@@ -1,0 +1,62 @@
+"""A rubric's reward functions: what they tell, and that one that raises gives no silent 0."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+ERRORS: ContextVar[list[str]] = ContextVar("errors of reward functions")
+"""Filled while a rollout is scored, in its own context."""
+
+
+def rubrics_of(rubric: Any) -> Iterator[Any]:
+    """A rubric, or those of a group of rubrics."""
+    inner = getattr(rubric, "rubrics", None)
+    if inner is None:
+        yield rubric
+    else:
+        for one in inner:
+            yield from rubrics_of(one)
+
+
+def record_errors(rubric: Any) -> None:
+    """Have each reward function write its exceptions to `ERRORS`: the package logs them, and counts a 0."""
+    for one in rubrics_of(rubric):
+        one.funcs[:] = [_recording(function) for function in one.funcs]
+
+
+def _recording(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function to the package, which looks at names and signatures."""
+
+    @functools.wraps(function)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            found = function(*args, **kwargs)
+            return await found if inspect.isawaitable(found) else found
+        except Exception as error:
+            ERRORS.get([]).append(f"{getattr(function, '__name__', function)}: {type(error).__name__}: {error}")
+            raise
+
+    return call
+
+
+def conditions(rubric: Any) -> dict[str, str]:
+    """Name -> what the roles are told of a reward function that counts: its name, its docstring's first line."""
+    told: dict[str, str] = {}
+    for one in rubrics_of(rubric):
+        for function, weight in zip(one.funcs, one.weights, strict=True):
+            if weight > 0:
+                name = getattr(function, "__name__", "reward")
+                line = (inspect.getdoc(function) or "").partition("\n")[0].strip()
+                told[name] = f"{name}: {line}" if line else name
+    return told
+
+
+def unmet(told: Mapping[str, str], metrics: Mapping[str, float] | None) -> list[str]:
+    """The conditions that are not wholly met; all of them before the end."""
+    if metrics is None:
+        return list(told.values())
+    return [f"{text} (it is {metrics[name]:g})" for name, text in told.items() if metrics.get(name, 0.0) < 1.0]
