@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,7 +35,7 @@ class RunDirectory(Protocol):
     def checkpoints(self) -> Path: ...
     def append_metrics(self, row: Mapping[str, Any]) -> None: ...
     def append_interventions(self, records: Sequence[Mapping[str, Any]]) -> None: ...
-    def append_rollouts(self, record: Mapping[str, Any]) -> None: ...
+    def append_rollouts(self, records: Iterable[Mapping[str, Any]]) -> None: ...
     def truncate_after(self, iteration: int) -> None: ...
 
 
@@ -110,10 +110,12 @@ class RecorderCallback(Callback):
         if records:
             run.append_interventions(records)
         if self.every and iteration % self.every == 0:
-            for group in groups:
-                advantages = module.algorithm.advantages(group)
-                samples = module.samples_of(group, advantages)
-                run.append_rollouts(rollout_record(iteration, group, advantages, samples, self.decode))
+            run.append_rollouts(self._rollout(module, group) for group in groups)
+
+    def _rollout(self, module: RTIModule, group: Group) -> dict[str, Any]:
+        advantages = module.algorithm.advantages(group)
+        samples = module.samples_of(group, advantages)
+        return rollout_record(module.iteration, group, advantages, samples, self.decode)
 
 
 class EvaluationCallback(Callback):

@@ -59,7 +59,7 @@ def test_hostile_text_is_data_in_ids_masks_and_records(text: str, tmp_path: Path
         assert list(sample.loss_mask) == written
     run = Run(tmp_path / "run", key="key", study="study")
     for _ in range(2):
-        run.append_rollouts(rollout_record(1, group, [1.0, -1.0], samples, RENDERER.text))
+        run.append_rollouts([rollout_record(1, group, [1.0, -1.0], samples, RENDERER.text)])
     run.close()
     path = tmp_path / "run" / "rollouts.jsonl"
     assert len(path.read_bytes().splitlines()) == len(list(read_lines(path))) == 2

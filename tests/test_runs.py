@@ -229,7 +229,7 @@ def test_truncate_after_drops_later_rows_and_counts_again(tmp_path: Path) -> Non
     run.append_metrics({"kind": "eval", "iteration": 0, "tasks": []})
     for iteration in (1, 2, 3):
         run.append_interventions([{"iteration": iteration, "id": f"{iteration}a"}, {"iteration": iteration}])
-        run.append_rollouts({"iteration": iteration})
+        run.append_rollouts([{"iteration": iteration}])
         run.append_metrics(train_row(iteration))
     assert run.evaluated(0)
     assert not run.evaluated(3)

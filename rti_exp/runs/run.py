@@ -169,8 +169,9 @@ class Run:
         """Several at once, with one wait for the disk."""
         self.interventions.append(records)
 
-    def append_rollouts(self, record: Mapping[str, Any]) -> None:
-        self.rollouts.append([record])
+    def append_rollouts(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Several groups at once, with one wait for the disk."""
+        self.rollouts.append(records)
 
     def truncate_after(self, iteration: int) -> None:
         """Drop all rows of later iterations: a run that goes on from a checkpoint writes them anew."""
