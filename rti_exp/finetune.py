@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
@@ -25,6 +27,10 @@ from rti_exp.settings import SettingsError
 from rti_exp.trainer import quiet
 from rti_exp.typed import refuse_options, typed
 
+if TYPE_CHECKING:
+    from rti_exp.models.load import Loaded
+    from rti_exp.pretraining.keeping import Keeper
+
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -35,6 +41,8 @@ class FinetuneSettings:
     overwrite: bool = False
     device: str = "auto"
     threads: int = 1
+    save_every: int = 25
+    """Steps after which what is done is kept, in `out`.partial; the same command goes on from there."""
     chat: ChatSettings = field(default_factory=ChatSettings)
     prior: Prior = field(default_factory=Prior)
     prompts: PromptSettings = field(default_factory=PromptSettings)
@@ -43,8 +51,8 @@ class FinetuneSettings:
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise SettingsError(f"device={self.device!r}: must be one of {', '.join(DEVICES)}")
-        if self.threads < 1 or self.seed < 0:
-            raise SettingsError("threads must be an integer >= 1, seed an integer >= 0")
+        if self.threads < 1 or self.seed < 0 or self.save_every < 1:
+            raise SettingsError("threads and save_every must be integers >= 1, seed an integer >= 0")
 
 
 def settings_of(arguments: Sequence[str]) -> tuple[PolicySettings, FinetuneSettings]:
@@ -89,20 +97,37 @@ def run(arguments: Sequence[str]) -> None:
     started = time.monotonic()
     losses, tokens = finetune(source, folder, policy, settings)
     seconds = time.monotonic() - started
-    recipe = {key: value for key, value in asdict(settings).items() if key not in ("out", "overwrite")}
-    made = {"from": policy.path, "settings": recipe, "losses": losses, "trained_on_tokens": tokens, "seconds": seconds}
+    made = {
+        "from": policy.path,
+        "settings": recipe(settings),
+        "losses": losses,
+        "trained_on_tokens": tokens,
+        "seconds": seconds,
+    }
     (folder / "warmstart.json").write_text(json.dumps(made, indent=1, default=str) + "\n", encoding="utf-8")
     print(f"{folder}: loss {_mean(losses[-20:]):.3f} after {len(losses)} steps, {tokens} tokens, {seconds:.0f} seconds")
     print(f"measure it with: python -m rti_exp.roles policy=smollm2_town policy.path={folder}")
 
 
+def recipe(settings: FinetuneSettings) -> dict[str, Any]:
+    """What makes the policy what it is."""
+    return {key: value for key, value in asdict(settings).items() if key not in ("out", "overwrite", "save_every")}
+
+
 def finetune(source: Path, folder: Path, policy: PolicySettings, settings: FinetuneSettings) -> tuple[list[float], int]:
-    """The model of `source`, trained and saved to `folder`; (loss of each step in nats a trained token, tokens fed)."""
+    """The model of `source`, trained and saved to `folder`; (loss of each step in nats a trained token, tokens fed).
+
+    What is done meanwhile is in `folder`.partial, and taken up from there.
+
+    Raises:
+        SettingsError: that folder is of other settings.
+    """
     import torch
 
-    from rti_exp.models.adapters import add_lora, merge_lora
+    from rti_exp.models.adapters import add_lora
     from rti_exp.models.load import load
     from rti_exp.pretraining.documents import draw_document
+    from rti_exp.pretraining.keeping import Keeper, OtherRun
     from rti_exp.pretraining.training import train
     from rti_exp.randomness import derive_seed
     from rti_exp.rollout.renderers import renderer_for
@@ -123,20 +148,47 @@ def finetune(source: Path, folder: Path, policy: PolicySettings, settings: Finet
     lengths = [len(document.token_ids) for document in documents]
     steps, per_step = settings.training.steps, settings.training.documents_per_step
     print(f"{len(documents)} documents of {_mean(lengths):.0f} tokens, {steps} steps of {per_step}", flush=True)
-    losses: list[float] = []
-    started = time.monotonic()
+    partial = folder.with_name(f"{folder.name}.partial")
+    identity = json.dumps([asdict(policy), recipe(settings)], sort_keys=True, default=str)
+    keeper = Keeper(partial / "state.pt", identity=identity, every=settings.save_every)
+    shown = _Progress(keeper, steps)
+    try:
+        train(loaded.model, documents, settings.training, derive_seed(settings.seed, "order"), shown, keeper)
+    except OtherRun as error:
+        raise SettingsError(f"out={settings.out!r}: {error}; delete {partial}, or take another out=") from error
+    _save(loaded, policy, partial / "made", folder)
+    shutil.rmtree(partial)
+    return keeper.losses, round(_mean(lengths) * steps * per_step)
 
-    def progress(step: int, loss: float) -> None:
-        losses.append(loss)
-        if step % 10 == 0 or step in (1, steps):
-            left = (time.monotonic() - started) / step * (steps - step)
-            print(f"step {step} of {steps}, loss {_mean(losses[-10:]):.3f}, {left / 60:.0f} minutes left", flush=True)
 
-    train(loaded.model, documents, settings.training, derive_seed(settings.seed, "order"), progress)
+class _Progress:
+    """A line every ten steps, and for the first one of this process and the last."""
+
+    def __init__(self, keeper: Keeper, steps: int) -> None:
+        self._keeper, self._steps = keeper, steps
+        self._started, self._first = time.monotonic(), 0
+
+    def __call__(self, step: int, loss: float) -> None:
+        self._first = self._first or step
+        if step % 10 and step not in (self._first, self._steps):
+            return
+        left = (time.monotonic() - self._started) / (step - self._first + 1) * (self._steps - step)
+        line = f"step {step} of {self._steps}, loss {_mean(self._keeper.losses[-10:]):.3f}"
+        print(f"{line}, {left / 60:.0f} minutes left", flush=True)
+
+
+def _save(loaded: Loaded, policy: PolicySettings, half: Path, folder: Path) -> None:
+    """The trained model and its tokenizer; `folder` is there as a whole or not at all."""
+    from rti_exp.models.adapters import merge_lora
+
+    shutil.rmtree(half, ignore_errors=True)
     model = merge_lora(loaded.model) if policy.lora.rank else loaded.model
-    model.save_pretrained(folder)
-    loaded.tokenizer.save_pretrained(folder)
-    return losses, round(_mean(lengths) * steps * per_step)
+    model.save_pretrained(half)
+    loaded.tokenizer.save_pretrained(half)
+    if folder.exists():
+        shutil.copytree(half, folder, dirs_exist_ok=True)
+    else:
+        half.rename(folder)
 
 
 def _device(name: str) -> str:

@@ -18,6 +18,7 @@ from rti_exp.models.load import load_tokenizer
 from rti_exp.paths import policy_folder
 from rti_exp.pretraining.behaviour import play, random_task
 from rti_exp.pretraining.documents import draw_document, rollout_document
+from rti_exp.pretraining.keeping import Keeper
 from rti_exp.pretraining.prior import Prior, TrainingSettings
 from rti_exp.rollout.renderers import renderer_for
 from rti_exp.settings import SettingsError
@@ -66,6 +67,48 @@ def test_a_run_makes_a_policy_that_says_what_it_was_taught(base: Path, tmp_path:
     assert "step 12 of 12" in capsys.readouterr().out
     with pytest.raises(SettingsError, match="is there already"):
         finetune.run(arguments)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_one_that_was_ended_goes_on_to_the_same_policy(
+    base: Path, tmp_path: Path, rank: int, monkeypatch, capsys
+) -> None:
+    if rank:
+        pytest.importorskip("peft", reason="the extra lora is not installed")
+    options = [
+        "policy=hf",
+        f"policy.path={base}",
+        f"policy.lora.rank={rank}",
+        *SMALL,
+        "training.steps=7",
+        "save_every=2",
+    ]
+    finetune.run([*options, f"out={tmp_path / 'whole'}"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["whole"]
+    after = Keeper.after
+
+    def ends(self, *arguments) -> None:
+        after(self, *arguments)
+        if len(self.losses) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Keeper, "after", ends)
+    out = tmp_path / "broken"
+    with pytest.raises(KeyboardInterrupt):
+        finetune.run([*options, f"out={out}"])
+    assert not out.exists()
+    monkeypatch.setattr(Keeper, "after", after)
+    with pytest.raises(SettingsError, match=r"state\.pt is of other settings; delete .*broken\.partial"):
+        finetune.run([*options, f"out={out}", "training.learning_rate=0.01"])
+    capsys.readouterr()
+    finetune.run([*options, f"out={out}"])
+    assert "step 5 of 7" in capsys.readouterr().out  # four steps were kept
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "whole"]
+    one, other = (AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("whole", "broken"))
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    losses = [json.loads((tmp_path / name / "warmstart.json").read_text())["losses"] for name in ("whole", "broken")]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 7
 
 
 def test_documents_are_what_a_rollout_would_be() -> None:

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from rti_exp.pretraining.documents import Document
+from rti_exp.pretraining.keeping import Keeper
 from rti_exp.pretraining.prior import ModelSize, TrainingSettings
 
 
@@ -82,8 +83,15 @@ def train(
     settings: TrainingSettings,
     seed: int,
     progress: Callable[[int, float], None],
+    keeper: Keeper | None = None,
 ) -> None:
-    """AdamW with warm-up and cosine decay. `progress(step, loss)` is called after each step."""
+    """AdamW with warm-up and cosine decay. `progress(step, loss)` is called after each step.
+
+    With `keeper` it goes on after the steps that are done, to the same weights as without the break.
+
+    Raises:
+        OtherRun: what `keeper` finds is another run's.
+    """
     optimizer = torch.optim.AdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad],
         lr=settings.learning_rate,
@@ -96,13 +104,18 @@ def train(
         return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / settings.steps)))
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    done = 0 if keeper is None else keeper.restore(model, optimizer, scheduler)
     model.train()
     for step, batch in enumerate(batches(documents, settings, seed), start=1):
+        if step <= done:
+            continue
         loss = loss_of(model, batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
+        if keeper is not None:
+            keeper.after(loss.item(), model, optimizer, scheduler)
         progress(step, loss.item())
     model.eval()

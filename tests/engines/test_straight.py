@@ -61,6 +61,14 @@ def test_the_same_bits(dtype: torch.dtype, heads: int) -> None:
     assert answers(model, straight=True) == answers(model, straight=False)
 
 
+def test_the_same_bits_under_autocast() -> None:
+    model = qwen()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = answers(model, straight=True)
+        assert found == answers(model, straight=False)
+    assert found != answers(model, straight=True)
+
+
 def test_it_reads_the_weights_of_now() -> None:
     model: Any = qwen()
     before = answers(model, straight=True)
