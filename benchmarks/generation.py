@@ -14,8 +14,10 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from measure import matmul_rate
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rti_exp.engines.base import GenerateRequest, Sampling
@@ -40,17 +42,6 @@ def build_model() -> Qwen3ForCausalLM:
         initializer_range=0.05,
     )
     return Qwen3ForCausalLM(config).eval()
-
-
-def matmul_rate() -> float:
-    """Floating point operations a second of a 1024 x 1024 fp32 product, the best of ten."""
-    left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
-    times = []
-    for _ in range(10):
-        started = time.perf_counter()
-        torch.matmul(left, right)
-        times.append(time.perf_counter() - started)
-    return 2 * 1024**3 / min(times)
 
 
 class CountedSteps:
@@ -101,9 +92,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda on a GPU")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    model = build_model()
+    model: Any = build_model()
+    model.to(arguments.device)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     engine = LocalEngine(model)
     sizes = {name: getattr(arguments, name) for name in ("tasks", "members", "turns", "tokens")}
@@ -119,7 +112,7 @@ def main() -> None:
         seconds.append(time.perf_counter() - started)
         processor.append(time.process_time() - started_processor)
         generated, prefilled = engine.generated_tokens - generated, engine.prefilled_tokens - prefilled
-        rates.append(matmul_rate())
+        rates.append(matmul_rate(arguments.device))
     best = min(seconds)
     rate = max(rates)
     body = parameters - model.lm_head.weight.numel()

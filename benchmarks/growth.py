@@ -1,6 +1,6 @@
 """How the cost of an iteration grows: with tasks, members, turns, context and vocabulary; and what recording costs.
 
-    python benchmarks/growth.py [--repeats 2] [--only tasks members turns context vocabulary recording]
+    python benchmarks/growth.py [--repeats 2] [--only tasks members turns context vocabulary recording] [any key ...]
 
 Work of fixed length (benchmarks/fixed_work.py), 8 tasks x 8, 3 turns of 16 tokens, unless the table says otherwise.
 The exponent p is that of cost ~ size^p between the first and the last size; 1 is linear. Processor seconds, medians,
@@ -52,7 +52,7 @@ class Clock(Callback):
         self.rows.append({"seconds": seconds, **phases, "generated": row["tokens/generated"]})
 
 
-def iteration(what: str, size: int, repeats: int) -> dict[str, float]:
+def iteration(what: str, size: int, repeats: int, others: Sequence[str]) -> dict[str, float]:
     """Medians over `repeats` iterations, after one that is not counted."""
     work: dict[str, int] = {"tasks": 8, "members": 8, "turns": 3, "context": 24, "vocabulary": 1024, what: size}
     with tempfile.TemporaryDirectory() as folder:
@@ -64,6 +64,7 @@ def iteration(what: str, size: int, repeats: int) -> dict[str, float]:
             f"tasks_per_iteration={work['tasks']}",
             f"group_size={work['members']}",
             f"max_iterations={1 + repeats}",
+            *others,
         ]
         made, clock = experiment(overrides, Path(folder)), Clock()
         made.trainer.callbacks.append(clock)  # pyright: ignore[reportAttributeAccessIssue]
@@ -82,7 +83,7 @@ def growth_rows(what: str, found: Mapping[int, Mapping[str, float]]) -> list[lis
     return lines
 
 
-def recording() -> list[list[str]]:
+def recording(others: Sequence[str]) -> list[list[str]]:
     """The share of `time/logging` in a run of its own process."""
     lines = []
     for logger in ("wandb", "none"):
@@ -90,7 +91,7 @@ def recording() -> list[list[str]]:
             command = ["-m", "rti_exp.train", f"logger={logger}", f"runs_root={folder}", "study=x", "max_iterations=9"]
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"}
             done = subprocess.run(
-                [sys.executable, *command, "eval.tasks=0", "probe=none"],
+                [sys.executable, *command, "eval.tasks=0", "probe=none", *others],
                 env=environment,
                 capture_output=True,
                 text=True,
@@ -114,15 +115,15 @@ def main() -> None:
     parser.add_argument(
         "--smallest", type=int, default=len(SIZES["tasks"]), help="how many sizes, from the smallest on"
     )
-    options = parser.parse_args()
+    options, others = parser.parse_known_args()
     torch.set_num_threads(1)
     print(f"{machine()}; one thread\n")
-    shares = recording() if "recording" in options.only else []
+    shares = recording(others) if "recording" in options.only else []
     endless_turns()
     rows = []
     for what in [name for name in SIZES if name in options.only]:
         sizes = SIZES[what][: options.smallest]
-        rows += growth_rows(what, {size: iteration(what, size, options.repeats) for size in sizes})
+        rows += growth_rows(what, {size: iteration(what, size, options.repeats, others) for size in sizes})
     if rows:
         print(table(("size", "phase", "processor seconds", "exponent"), rows) + "\n")
     if shares:
