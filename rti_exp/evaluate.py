@@ -41,6 +41,7 @@ from rti_exp.remote_settings import RemotePolicySettings
 from rti_exp.runs import read_config
 from rti_exp.runs.find import NotFound, find_run
 from rti_exp.settings import SettingsError
+from rti_exp.trainer import check_accelerator
 from rti_exp.typed import refuse_options
 
 OWN = ("run", "checkpoint", "out", "shard")
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         refuse_options(arguments)
         evaluation = _evaluation(arguments)
-        _check(evaluation.config)
+        _check(evaluation)
         row, folder = evaluate(evaluation)
     except CONFIG_ERRORS as error:
         return bad_config(error)
@@ -74,14 +75,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _check(config: Config) -> None:
+def _check(evaluation: Evaluation) -> None:
     """What can be known before anything slow starts."""
+    config = evaluation.config
     if config.evaluation.tasks == 0:
         raise SettingsError("eval.tasks=0: must be an integer >= 1, there is nothing else to do here")
     if isinstance(config.policy, RemotePolicySettings):
         check_remote(config)
-    else:
-        build.check_parts(config, training=False)
+        return
+    build.check_parts(config, training=False)
+    try:
+        check_accelerator(config)
+    except SettingsError as error:
+        of_run = "" if evaluation.run is None else " (of this run: trainer.accelerator=cpu)"
+        raise SettingsError(f"{error}{of_run}") from error
 
 
 def _evaluation(arguments: Sequence[str]) -> Evaluation:

@@ -34,7 +34,7 @@ from rti_exp.paths import policy_folder
 from rti_exp.remote_settings import RemotePolicySettings, without_volatile
 from rti_exp.runs import read_status, run_key
 from rti_exp.settings import SettingsError
-from rti_exp.trainer import quiet, seed_everything
+from rti_exp.trainer import device_of, precision_of, quiet, seed_everything
 from rti_exp.types import Task, Trajectory
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -126,6 +126,8 @@ def _folder(evaluation: Evaluation, weights: Mapping[str, Any]) -> EvaluationFol
         "temperature": config.evaluation.temperature,
         "seed": config.run.seed,
     }
+    if config.trainer.precision != "32-true":
+        about["precision"] = config.trainer.precision
     path = evaluation.out
     if path is None:
         named = config.policy.remote.model if isinstance(config.policy, RemotePolicySettings) else config.policy.path
@@ -167,7 +169,8 @@ def _local(config: Config, world: Any, weights: Any, todo: Sequence[tuple[Task, 
     """A model in this process, as many tasks together as the engine decodes at once."""
     from rti_exp.models.weights import restore_weights
 
-    policy = build.player(config, config.policy.path)
+    device = device_of(config)
+    policy = build.player(config, config.policy.path, device=device)
     iteration = 0
     if weights is not None:
         try:
@@ -183,9 +186,14 @@ def _local(config: Config, world: Any, weights: Any, todo: Sequence[tuple[Task, 
     together = max(1, getattr(config.engine.options, "max_batch", 256) // samples)
     for start in range(0, len(todo), together):
         part = todo[start : start + together]
-        groups = rollouts.collect(
-            [task for task, _ in part], samples, iteration, purpose="eval", temperature=config.evaluation.temperature
-        )
+        with precision_of(config, policy.model, device):
+            groups = rollouts.collect(
+                [task for task, _ in part],
+                samples,
+                iteration,
+                purpose="eval",
+                temperature=config.evaluation.temperature,
+            )
         for (task, wanted), group in zip(part, groups, strict=True):
             note([(task, group.sampled[number]) for number in wanted])
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rti_exp.config import Config
 from rti_exp.settings import SettingsError
 
 if TYPE_CHECKING:
+    import torch
     from pytorch_lightning import Callback, Trainer
 
     from rti_exp.engines.base import Engine
@@ -82,6 +84,31 @@ def check_accelerator(config: Config) -> None:
         raise SettingsError(
             f"trainer.accelerator={accelerator!r}: torch {torch.__version__} finds no usable GPU here; take trainer=cpu"
         )
+
+
+def device_of(config: Config) -> torch.device:
+    """Where `trainer` would put a model that is evaluated; of several devices the first."""
+    import torch
+
+    accelerator = config.trainer.accelerator
+    if accelerator == "gpu":
+        accelerator = "cuda" if torch.cuda.is_available() else "mps"
+    return torch.device("cpu" if accelerator == "auto" else accelerator)
+
+
+@contextmanager
+def precision_of(config: Config, model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """The arithmetic of `trainer.precision`, as rollouts have it in training."""
+    import torch
+
+    precision = config.trainer.precision
+    if precision == "bf16-mixed":
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            yield
+        return
+    if precision != "32-true":
+        model.to({"bf16-true": torch.bfloat16, "64-true": torch.float64}[precision])
+    yield
 
 
 def forgetting(engines: Sequence[Engine]) -> Callback:

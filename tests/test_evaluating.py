@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from omegaconf import DictConfig
 
@@ -18,6 +19,7 @@ from rti_exp.evaluation import EvaluationFolder, estimates, missing, task_rows
 from rti_exp.paths import assets_root
 from rti_exp.runs import read_lines
 from rti_exp.settings import SettingsError
+from rti_exp.trainer import device_of, precision_of
 from rti_exp.types import Task
 from tests.fakes import GuessWorld, right_texts, wrong_texts
 from tests.faulty_server import FaultyServer, completion
@@ -300,3 +302,38 @@ def test_greedy_samples_are_called_one_and_the_same(composed: Callable[..., Dict
 def test_no_benchmark_takes_one_greedy_sample_for_several(name: str) -> None:
     evaluated = yaml.safe_load((assets_root() / "conf" / "benchmark" / f"{name}.yaml").read_text("utf-8"))["eval"]
     assert evaluated["temperature"] > 0 or evaluated["samples"] == 1
+
+
+def test_a_local_policy_is_where_the_trainer_would_put_it(
+    composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert device_of(check(composed())) == torch.device("cpu")
+    assert device_of(check(composed("trainer=gpu"))) == torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_of(check(composed("trainer=gpu"))) == torch.device("mps")
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("32-true", torch.float32), ("bf16-mixed", torch.bfloat16), ("bf16-true", torch.bfloat16)],
+)
+def test_its_arithmetic_is_the_trainers(
+    composed: Callable[..., DictConfig], precision: str, dtype: torch.dtype
+) -> None:
+    config, model = check(composed(f"trainer.precision={precision}")), torch.nn.Linear(2, 2)
+    x = torch.ones(1, 2, dtype=torch.bfloat16 if precision == "bf16-true" else torch.float32)
+    with precision_of(config, model, torch.device("cpu")):
+        assert model(x).dtype is dtype
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.usefixtures("_there")
+def test_a_gpu_that_is_not_there_is_told_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert main(["trainer=gpu", "out=found"]) == 2
+    assert "bad config: trainer.accelerator='gpu': torch" in capsys.readouterr().err
+    assert not Path("found").exists()

@@ -53,7 +53,9 @@ def sheets(found: Sequence[Measured], bad: Sequence[Unreadable] = ()) -> list[Sh
     """The article's columns; what each of the user's figures is; other benchmarks; what could not be read."""
     own = [one for one in found if one.place.column is not None]
     others = [one for one in found if one.place.column is None]
-    made = [_comparison(own), _details("Your figures in these columns", own)]
+    made = [_comparison(own)]
+    if own:
+        made.append(_details("Your figures in these columns", own))
     if others:
         made.append(_details("Benchmarks that the article does not have", others))
     if bad:
@@ -120,7 +122,7 @@ def _details(title: str, found: Sequence[Measured]) -> Sheet:
         columns=("model", "benchmark", "how it was measured", "folder", "pass@1, %", "tasks", "trials", "lost"),
         rows=tuple(rows),
         labels=4,
-        notes=("lost: rollouts that the infrastructure lost; they are in no mean.",) if rows else (),
+        notes=("lost: rollouts that the infrastructure lost; they are in no mean.",),
     )
 
 

@@ -89,13 +89,14 @@ def place_of(env: Mapping[str, Any], families: Sequence[str] = ()) -> Place:
 def _tau2(env: Mapping[str, Any]) -> Place:
     names = {"telecom": TELECOM, "retail": RETAIL, "airline": AIRLINE}
     benchmark = names.get(str(env.get("domain")), f"τ²-{env.get('domain')}")
+    unknown = "; the article's is not known" if benchmark in COLUMNS else ""
     users = {
         "scripted": "a scripted user, easier than the benchmark's",
         "solo": "no user (solo mode)",
-        "model": f"the user is played by {_model(env.get('user_model'))}; the article's is not known",
+        "model": f"the user is played by {_model(env.get('user_model'))}{unknown}",
     }
     differs = [users.get(str(env.get("user")), f"user {env.get('user')}")]
-    differs.append(f"split {env.get('heldout_split')}; the article's is not known")
+    differs.append(f"split {env.get('heldout_split')}{unknown}")
     if env.get("only"):
         differs.append("only some tasks (env.only)")
     return Place(benchmark=benchmark, differs=tuple(differs))

@@ -54,7 +54,7 @@ def evaluated(
             AIRLINE,
             "the user is played by u; the article's is not known; split base",
         ),
-        ({**TAU2, "domain": "mock"}, [], "τ²-mock", "a scripted user"),
+        ({**TAU2, "domain": "mock"}, [], "τ²-mock", "a scripted user, easier than the benchmark's; split test"),
         ({**TAU2, "only": ["a"]}, [], TELECOM, "only some tasks (env.only)"),
         (MCP, ["navigation_route"], NAVIGATION, "a map and tasks made here"),
         ({**MCP, "tasks_file": "mine.jsonl"}, ["navigation", "navigation_walk"], NAVIGATION, "tasks of mine.jsonl"),
@@ -155,7 +155,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     assert main([]) == 0
-    assert "Nothing of yours is in these columns yet" in " ".join(capsys.readouterr().out.split())
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Nothing of yours is in these columns yet" in told
+    assert "Your figures" not in told
     evaluated(tmp_path / "evaluations" / "e", TAU2, {"a": 4, "b": 0})
     evaluated(tmp_path / "evaluations" / "b", {"_target_": "x.Bfcl", "category": "base"}, {"a": 4})
     assert main(["--output", "there"]) == 0
