@@ -38,6 +38,8 @@ class Work:
     tokens: int = 25
     prompt: int = 30
     reply: int = 20
+    micro_batch_tokens: int = 4096
+    trainer: str = "cpu"
 
     @property
     def context(self) -> int:
@@ -74,7 +76,8 @@ def ours(work: Work, folder: Path, output: Path) -> list[dict[str, float]]:
     import fixed_work
     from pytorch_lightning import Callback
 
-    overrides = [f"tasks_per_iteration={work.tasks}", f"group_size={work.members}", f"max_iterations={work.steps}"]
+    overrides = [f"trainer={work.trainer}", f"algorithm.micro_batch_tokens={work.micro_batch_tokens}"]
+    overrides += [f"tasks_per_iteration={work.tasks}", f"group_size={work.members}", f"max_iterations={work.steps}"]
     if work.fixed:
         fixed_work.endless_turns()
         size = {"turns": work.turns, "tokens": work.tokens, "prompt": work.prompt, "reply": work.reply}
@@ -185,6 +188,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="processes of each side")
     parser.add_argument("--steps", type=int, default=3, help="steps of each process; the first is not counted")
     parser.add_argument("--micro-batch", type=int, default=32, help="TRL's episodes of one forward and backward pass")
+    parser.add_argument("--micro-batch-tokens", type=int, default=1024, help="rti_exp's, padded")
+    parser.add_argument("--trainer", default="cpu", choices=("cpu", "gpu"))
     parser.add_argument("--width", type=int, default=128, help="of the random model: 128 is the tiny policy's")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--only", help=argparse.SUPPRESS)
@@ -203,8 +208,9 @@ def main() -> None:
         for work in arguments.work:
             for size in arguments.sizes:
                 tasks, members = map(int, size.split("x"))
-                turns = {} if work == "fixed" else {"turns": 6, "tokens": 32, "prompt": 20}
-                one = Work(fixed=work == "fixed", tasks=tasks, members=members, steps=arguments.steps, **turns)
+                shape: dict[str, Any] = {} if work == "fixed" else {"turns": 6, "tokens": 32, "prompt": 20}
+                shape |= {"micro_batch_tokens": arguments.micro_batch_tokens, "trainer": arguments.trainer}
+                one = Work(fixed=work == "fixed", tasks=tasks, members=members, steps=arguments.steps, **shape)
                 model = Path(folder) if one.fixed else policy_folder("builtin:tiny")
                 runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
                 for repeat in range(arguments.repeats):

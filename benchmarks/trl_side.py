@@ -138,8 +138,8 @@ def trainer(work: Any, folder: Path, output: Path, *, micro_batch: int) -> Any:
     episodes = work.tasks * work.members
     settings = GRPOConfig(
         output_dir=str(output),
-        use_cpu=True,
-        bf16=False,
+        use_cpu=work.trainer == "cpu",
+        bf16=work.trainer != "cpu",
         gradient_checkpointing=False,
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=episodes // micro_batch,
