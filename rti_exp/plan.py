@@ -24,6 +24,7 @@ from rich.table import Table
 
 from rti_exp.composing import CONFIG_ERRORS, bad_config, composed
 from rti_exp.config import Config, check
+from rti_exp.engine_settings import VllmEngineSettings
 from rti_exp.models.files import HUB, PACKAGED
 from rti_exp.models.known import ARCHITECTURES
 from rti_exp.paths import BUILTIN, policy_folder
@@ -123,13 +124,23 @@ def show(config: Config, found: Sizes, source: str, *, gpu: float | None = None,
     trained = "" if found.trained_parameters == found.parameters else f", {_count(found.trained_parameters)} trained"
     console.print(f"{source}: {_count(found.parameters)} parameters{trained}")
     console.print(memory_table(plans, gpu))
+    taken = _taken_by_vllm(config)
+    if taken is not None:
+        console.print(f"vLLM takes {taken:.0%} of each of these devices besides (engine.memory_fraction)")
     if gpu is not None:
+        room = gpu * (1 - (taken or 0.0))
         for one in plans:
             worst = max(one.update, one.rollout) / 2**30
-            verdict = "fits" if worst <= gpu else "does not fit"
-            console.print(f"{one.name}: {verdict} into {gpu:g} GiB ({worst:.1f} GiB, fragmentation left out)")
+            verdict = "fits" if worst <= room else "does not fit"
+            console.print(f"{one.name}: {verdict} into {room:g} GiB ({worst:.1f} GiB, fragmentation left out)")
     for line in work(config, found, world, tflops):
         console.print(line)
+
+
+def _taken_by_vllm(config: Config) -> float | None:
+    """Share of the training devices' memory; None if vLLM is not there."""
+    options = config.engine.options
+    return options.memory_fraction if isinstance(options, VllmEngineSettings) and not options.devices else None
 
 
 def memory_table(plans: Sequence[Plan], gpu: float | None = None) -> Table:

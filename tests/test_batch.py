@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,6 +33,16 @@ def test_streams_of_a_sampled_trajectory() -> None:
     assert sample.behaviour_log_probs == (0.0, 0.0, 0.0, -0.1, -0.2, 0.0, 0.0, -0.3, -0.4)
     assert sample.weights == (1.0,) * 9
     assert (sample.advantage, sample.task_id, sample.member) == (-0.5, "task", 1)
+
+
+def test_importance_weights_are_those_of_the_policys_sampled_tokens() -> None:
+    sampled = replace(OPENING, importance_weights=(0.5, 2.0))
+    taught = replace(STEP, author=Author.TEACHER, importance_weights=(9.0, 9.0))
+    child = replace(CHILD, turns=(sampled, replace(CORRECTION, importance_weights=(9.0, 9.0, 9.0)), ENDING))
+    other = replace(OTHER, turns=(sampled, taught))
+    first, second = to_samples(group([PARENT, other], [child, other]), [0.5, -0.5], Scope.all)
+    assert first.weights == (1.0,) * 3 + (0.5, 2.0) + (1.0,) * 2 + (1.2, 0.8, 1.0) + (1.0,) * 3
+    assert second.weights == (1.0,) * 3 + (0.5, 2.0) + (1.0,) * 4
 
 
 @pytest.mark.parametrize(

@@ -198,3 +198,15 @@ def test_a_config_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_qwen3_8b_as_configured_fits_into_80_gib(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["policy=qwen3_8b", "trainer=gpu", "gpu=80"]) == 0
     assert "one device: fits into 80 GiB" in capsys.readouterr().out
+
+
+def test_vllm_takes_a_share_of_the_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [f"policy.path={small(tmp_path / 'model')}", "gpu=1", "engine=vllm", "engine.memory_fraction=0.25"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "vLLM takes 25% of each of these devices besides" in printed
+    assert "one device: fits into 0.75 GiB" in printed
+    assert main([*arguments, "engine.devices=[1]"]) == 0
+    printed = capsys.readouterr().out
+    assert "vLLM takes" not in printed
+    assert "one device: fits into 1 GiB" in printed

@@ -58,10 +58,10 @@ def test_it_follows_the_weights_of_a_tied_model_with_adapters(python: str) -> No
     assert model.config.tie_word_embeddings
     # A generation_config of the model's own must change nothing.
     model.generation_config.update(do_sample=True, temperature=0.01, repetition_penalty=9.0, eos_token_id=[5, 7])
+    add_lora(model, LoraSettings(rank=2), seed=0)
     engine = VllmEngine(model, python=python, max_context=128, max_batch=8, eager=True)
     try:
         first = check_same(engine)
-        add_lora(model, LoraSettings(rank=2), seed=0)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for name, parameter in model.named_parameters():

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -218,3 +219,19 @@ def test_what_an_episode_draws_does_not_depend_on_the_others():
     for one, other in zip(alone.sampled, together[2].sampled, strict=False):
         assert [turn.action_ids for turn in one.turns] == [turn.action_ids for turn in other.turns]
         assert one.reward == other.reward
+
+
+def test_importance_weights_of_a_completion_stay_with_its_turn():
+    engine = ScriptedEngine(odd_succeeds, RENDERER)
+    generate = engine.generate
+
+    def weighing(requests):
+        made = generate(requests)
+        return [dataclasses.replace(one, importance_weights=(0.5,) * len(one.token_ids)) for one in made]
+
+    engine.generate = weighing
+    world = GuessWorld()
+    [group] = collector(world, engine).collect(world.tasks("train")[:1], 2, 0)
+    turns = [turn for one in group.sampled for turn in one.turns]
+    assert turns
+    assert all(turn.importance_weights == (0.5,) * len(turn.action_ids) for turn in turns)
