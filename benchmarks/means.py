@@ -95,8 +95,6 @@ class Arm:
     name: str
     overrides: tuple[str, ...] = ()
     change: Callable[[Any], Any] = nothing
-    first: int = 1
-    """Iterations that are not counted."""
 
 
 BASE = "as it is"
@@ -114,7 +112,9 @@ ARMS = (
     Arm("logits of all tokens", change=all_logits),
     Arm("bf16 autocast", ("trainer.precision=bf16-mixed",)),
 )
-COMPILE = Arm("torch.compile of the training pass", change=compiled, first=3)
+COMPILE = Arm("torch.compile of the training pass", change=compiled)
+COMPILING = 3
+"""The first iterations, in which each new shape is compiled; they are not counted, of any arm."""
 
 
 class Clock(Callback):
@@ -130,17 +130,18 @@ class Clock(Callback):
         self.rows.append({**row, "seconds": time.process_time() - self.started})
 
 
-def measured(arm: Arm, shared: Sequence[str], iterations: int) -> list[dict[str, float]]:
+def measured(arm: Arm, shared: Sequence[str], iterations: int, first: int) -> list[dict[str, float]]:
+    """The rows after the first ones."""
     with tempfile.TemporaryDirectory() as folder:
-        keys = [*shared, f"max_iterations={arm.first + iterations}", *arm.overrides]
+        keys = [*shared, f"max_iterations={first + iterations}", *arm.overrides]
         made, clock = experiment(keys, Path(folder)), Clock()
         made.trainer.callbacks.append(clock)  # pyright: ignore[reportAttributeAccessIssue]
         with arm.change(made):
             made.fit()
     if arm is COMPILE:
-        spent = sum(row["seconds"] for row in clock.rows[: arm.first])
-        print(f"torch.compile: the first {arm.first} iterations took {spent:.0f} s")
-    return clock.rows[arm.first :]
+        spent = sum(row["seconds"] for row in clock.rows[:first])
+        print(f"torch.compile: the first {first} iterations took {spent:.0f} s")
+    return clock.rows[first:]
 
 
 def side_by_side(shared: Sequence[str]) -> tuple[float, float]:
@@ -184,10 +185,11 @@ def main() -> None:
     arms = [arm for arm in ARMS if arm.name == BASE or not options.only or arm.name.startswith(tuple(options.only))]
     arms += [COMPILE] if options.compile else []
     rows: dict[str, list[dict[str, float]]] = {arm.name: [] for arm in arms}
+    first = COMPILING if options.compile else 1
     print(f"{machine()}; one thread, {options.tasks} x 8")
     for seed in range(options.repeats):
         for arm in arms if seed % 2 else reversed(arms):
-            rows[arm.name] += measured(arm, [*shared, f"seed={seed}"], options.iterations)
+            rows[arm.name] += measured(arm, [*shared, f"seed={seed}"], options.iterations, first)
     names = ("seconds", *(f"time/{phase}" for phase in PHASES))
     base = {name: median([row[name] for row in rows[BASE]]) for name in names}
     lines = []
