@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from rti_exp.engines.prefixes import Row
 from rti_exp.engines.slots import SlotCache
-from rti_exp.engines.straight import straight_decoder
+from rti_exp.engines.straight import build_of, straight_decoder
 
 _PADDING = 128
 """Padded tokens that one pass may waste before its rows are split over two."""
@@ -52,11 +52,19 @@ class SlotForward:
         named = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in named else "past_key_values"
         self._straight = straight_decoder(model)
+        self._build = build_of(model)
         self._proven: set[tuple[object, ...]] = set()
 
     @property
     def device(self) -> torch.device:
         return self._model.device
+
+    def renew(self) -> None:
+        """See whether the model is still made of what it was; adapters, say, may have been put in since."""
+        build = build_of(self._model)
+        if build != self._build:
+            self._build, self._straight = build, straight_decoder(self._model)
+            self._proven.clear()
 
     def __call__(self, cache: SlotCache, tokens_BT: Tensor, positions_BT: Tensor, shown_BTK: Tensor) -> Tensor:
         """Logits of the last position, [B, V]; `shown_BTK` is True where a token may look."""

@@ -131,6 +131,7 @@ class LocalEngine:
         arithmetic = self._arithmetic()
         if arithmetic != self._pool_arithmetic:
             self._pool, self._pool_arithmetic = self._new_pool(), arithmetic
+        self._forward.renew()
         training = [module for module in self.model.modules() if module.training]
         for module in training:
             module.training = False

@@ -30,6 +30,14 @@ def straight_decoder(model: PreTrainedModel) -> StraightDecoder | None:
     return StraightDecoder(model) if plain else None
 
 
+def build_of(model: PreTrainedModel) -> tuple[tuple[object, ...], ...]:
+    """What a model is made of, hooks included: other than before where modules were replaced, as adapters do."""
+    return tuple(
+        (id(module), type(module), len(module._forward_hooks), len(module._forward_pre_hooks))
+        for module in model.modules()
+    )
+
+
 class StraightDecoder:
     """Final hidden states of `model`; the caller sees to inference mode and to the head."""
 

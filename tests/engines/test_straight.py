@@ -11,6 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from rti_exp.engines.base import GenerateRequest, Sampling, ScoreRequest
 from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.straight import StraightDecoder, straight_decoder
+from rti_exp.models.adapters import add_lora
+from rti_exp.models.settings import LoraSettings
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -96,6 +98,51 @@ def test_other_models_are_left_alone() -> None:
     replaced.model.norm = LouderNorm(replaced.model.norm)
     assert [straight_decoder(model) for model in (llama, biased, stretched, replaced)] == [None] * 4
     assert isinstance(straight_decoder(qwen()), StraightDecoder)
+
+
+def scored(engine: LocalEngine) -> tuple[float, ...]:
+    engine.sync(engine.policy_version + 1)
+    return engine.score([ScoreRequest(prompt_ids=(3, 4), token_ids=(5, 6))])[0]
+
+
+def own_way(model: Any) -> Any:
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[3, 4, 5, 6]])).logits[0].log_softmax(dim=1)
+    return pytest.approx([logits[1, 5].item(), logits[2, 6].item()], abs=1e-5)
+
+
+def test_adapters_that_come_after_the_engine_are_computed() -> None:
+    pytest.importorskip("peft", reason="the extra lora is not installed")
+    model: Any = qwen()
+    engine = LocalEngine(model)
+    before = scored(engine)
+    assert engine._forward._straight is not None
+    assert before == own_way(model)
+    add_lora(model, LoraSettings(rank=2), seed=0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.3)
+    after = scored(engine)
+    assert engine._forward._straight is None
+    assert after != pytest.approx(before, abs=1e-3)
+    assert after == own_way(model)
+
+
+def test_modules_and_hooks_that_come_after_the_first_call_are_computed() -> None:
+    model: Any = qwen()
+    engine = LocalEngine(model)
+    plain = scored(engine)
+    handle = model.model.layers[2].mlp.register_forward_hook(lambda _module, _inputs, output: output + 1)
+    hooked = scored(engine)
+    assert hooked != pytest.approx(plain, abs=1e-3)
+    assert hooked == own_way(model)
+    handle.remove()
+    assert scored(engine) == plain
+    assert engine._forward._straight is not None
+    model.model.norm = LouderNorm(model.model.norm)
+    assert scored(engine) == own_way(model)
+    assert engine._forward._straight is None
 
 
 def test_a_differing_bit_is_noticed() -> None:
