@@ -104,7 +104,8 @@ def _trajectory_record(
         corrected = turn.author is Author.CORRECTOR and fork is not None and fork.step == step
         streams["token_ids"] += [*turn.context_ids, *turn.action_ids]
         streams["authors"] += [int(Author.ENVIRONMENT)] * context + [int(turn.author)] * action
-        own = trajectory.correction_weights if corrected else turn.importance_weights
+        sampled = turn.importance_weights if turn.author is Author.POLICY else ()
+        own = trajectory.correction_weights if corrected else sampled
         streams["weights"] += [1.0] * context + (list(own) or [1.0] * action)
         streams["log_probs"] += [None] * context + list(turn.action_log_probs)
     mask = (False,) * len(streams["token_ids"]) if sample is None else sample.loss_mask

@@ -1,6 +1,7 @@
 """What rollouts.jsonl says was trained is what was trained."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -47,3 +48,17 @@ def test_without_an_advantage_nothing_is_trained_but_by_a_kl_term() -> None:
     assert masks((PARENT, OTHER, BROKEN), [0.0, 0.0, 0.0]) == [[0] * 7, [0] * 4, [0] * 4]
     kept = masks((PARENT, OTHER, BROKEN), [0.0, 0.0, 0.0], keep_zero_advantage=True)
     assert kept == [[0, 0, 1, 1, 0, 1, 1], [0, 0, 1, 1], [0] * 4]
+
+
+def test_weights_in_the_record_are_those_of_training() -> None:
+    sampled = replace(FIRST, importance_weights=(0.5, 2.0))
+    taught = replace(turn((5,), (8, 2), author=Author.TEACHER), importance_weights=(9.0, 9.0))
+    corrected = trajectory((sampled, CORRECTED), member=0, reward=1.0, fork=(0, 1), weights=WEIGHTS)
+    other = trajectory((sampled, taught), member=1)
+    of = group((PARENT, other), (corrected, other))
+    samples = trajectory_samples(of, [0.5, -0.5], Scope.all)
+    record = rollout_record(1, of, [0.5, -0.5], samples, lambda ids: "")
+    _, second, third = (one["weights"] for one in record["trajectories"])
+    assert second == [1.0, 1.0, 0.5, 2.0, 1.0, 1.0, 1.0]
+    assert third == [1.0, 1.0, 0.5, 2.0, 1.0, *WEIGHTS]
+    assert [list(one.weights) for one in samples if one is not None] == [third, second]
