@@ -81,7 +81,7 @@ class VllmEngine:
 
     @property
     def weight_seconds(self) -> float:
-        """Seconds that giving weights to vLLM took, since construction."""
+        """Seconds that giving weights to vLLM took since construction, writing them included."""
         return self._sampler.weight_seconds
 
     def sync(self, policy_version: int) -> None:

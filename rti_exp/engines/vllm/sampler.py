@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ class Sampler:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.weight_seconds = 0.0
+        """Seconds that giving weights took so far: writing them, and vLLM's reading them."""
         self._model = model
         self._python = os.path.expanduser(python) if python else sys.executable
         self._dtype = dtype
@@ -140,8 +142,9 @@ class Sampler:
         now = (self._version, state_of(self._model))
         if now == self._given:
             return
-        dtype = getattr(torch, self._torch_dtype())
+        started, dtype = time.perf_counter(), getattr(torch, self._torch_dtype())
         with WeightFolder(sum(one.numel() for one in self._model.parameters()) * dtype.itemsize) as folder:
             write_weights(self._model, folder, dtype)
-            self.weight_seconds += process.ask({"call": "weights", "folder": str(folder)}, self._timeout)["seconds"]
+            process.ask({"call": "weights", "folder": str(folder)}, self._timeout)
+        self.weight_seconds += time.perf_counter() - started
         self._given = now

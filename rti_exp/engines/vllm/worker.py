@@ -3,7 +3,7 @@
 One JSON object a line on stdin, one in answer on what was stdout (vLLM's own prints go to stderr):
 
     {"call": "open", "options": {...}}                     vllm.LLM(**options)            -> {"version": "0.32.0"}
-    {"call": "weights", "folder": FOLDER}                  its safetensors, checkpoint names  -> {"seconds": 0.6}
+    {"call": "weights", "folder": FOLDER}                  its safetensors, checkpoint names  -> {}
     {"call": "generate", "requests": [{"prompt_ids", "temperature", "top_p", "max_tokens", "stop_ids", "seed"}]}
         -> {"completions": [{"token_ids", "log_probs", "stopped"}]}     log-probs at temperature 1
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,9 @@ class Sampler:
 
     def weights(self, folder: str) -> dict[str, Any]:
         """All weights anew; keys and values of the old ones are forgotten."""
-        start = time.perf_counter()
         self._llm.collective_rpc(reload, args=(folder,))
         self._llm.reset_prefix_cache()
-        return {"seconds": time.perf_counter() - start}
+        return {}
 
     def generate(self, requests: list[dict[str, Any]]) -> dict[str, Any]:
         from vllm import SamplingParams  # pyright: ignore
