@@ -45,7 +45,7 @@ def policy_loss(
         log_probs_BT: [B, T] of the current weights, with gradient; anything where the mask is False.
         behaviour_log_probs_BT: [B, T] of the weights that did the rollout.
         advantages_BT: [B, T].
-        weights_BT: [B, T] rho; 1 on every token that no corrector wrote.
+        weights_BT: [B, T] rho where a corrector wrote; elsewhere 1, or the token's importance weight.
         loss_mask_BT: [B, T] bool, the trained tokens.
         clip_low: Lower clip range, in [0, 1).
         clip_high: Upper clip range, >= 0.
