@@ -42,6 +42,10 @@ class FetchError(Exception):
     """A study or run that cannot be fetched; the message says why."""
 
 
+class Refused(FetchError):
+    """W&B, or the network to it, says no."""
+
+
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m rti_exp.wandb_fetch", description="Fetch the runs of a study from W&B as run directories."
@@ -96,7 +100,7 @@ def remote_runs(project: str, study: str) -> Sequence[RemoteRun]:
     """The W&B runs of a study.
 
     Raises:
-        FetchError: there is no login, or W&B refuses.
+        FetchError: there is no login; a `Refused` if W&B refuses.
     """
     from rti_exp.loggers import has_login
 
@@ -107,7 +111,7 @@ def remote_runs(project: str, study: str) -> Sequence[RemoteRun]:
     try:
         return list(wandb.Api().runs(project, filters={"group": study}))
     except Exception as error:  # W&B's own, requests' and GraphQL's
-        raise FetchError(f"W&B refused: {type(error).__name__}: {error}") from error
+        raise Refused(f"W&B refused: {type(error).__name__}: {error}") from error
 
 
 def fetch(project: str, study: str, runs_root: Path) -> tuple[Path, list[str], list[str]]:
@@ -154,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         directory, settled, failed = fetch(options.project, options.study, options.runs_root)
     except FetchError as error:
         print(error, file=sys.stderr)
-        return 1 if "refused" in str(error) else 2
+        return 1 if isinstance(error, Refused) else 2
     print(*settled, sep="\n")
     print(*failed, sep="\n", file=sys.stderr)
     print(f"for the report:\n  python -m rti_exp.report {options.study} --runs-root {options.runs_root}  ({directory})")

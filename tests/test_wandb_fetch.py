@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,9 +75,9 @@ def test_the_fetched_study_reads_as_the_one_that_was_sent(
     assert fetch(tmp_path / "here") == 0
     sent, here = load_study(tmp_path / "there" / "delta"), load_study(tmp_path / "here" / "delta")
     columns = ["arm", "seed", "iteration", "task_id", "successes"]
-    usable = [one.of_usable(one.evaluations)[columns].sort_values(columns) for one in (sent, here)]
+    usable = [sorted(one.of_usable(one.evaluations)[columns].to_numpy().tolist()) for one in (sent, here)]
     assert len(usable[0]) > 0
-    assert usable[0].to_numpy().tolist() == usable[1].to_numpy().tolist()
+    assert usable[0] == usable[1]
     assert capsys.readouterr().out.count("  fetched: ") == len(stored)
     assert not list((tmp_path / "here" / "delta").glob(".fetching*"))
 
@@ -144,6 +145,17 @@ def test_a_run_that_is_still_going_on_is_left_out(
 def test_bad_names_are_refused(project: str, study: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert wandb_fetch.main([project, study]) == 2
     assert why in capsys.readouterr().err
+
+
+def test_the_exit_code_tells_a_refusal_from_a_study_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb_fetch, "remote_runs", lambda project, study: [])
+    assert wandb_fetch.main(["team/project", "refused"]) == 2
+
+    def refuse(project: str, study: str) -> Any:
+        raise wandb_fetch.Refused("W&B says no")
+
+    monkeypatch.setattr(wandb_fetch, "remote_runs", refuse)
+    assert wandb_fetch.main(["team/project", "delta"]) == 1
 
 
 def test_a_notebook_takes_a_path_or_a_study_in_wandb(stored: list[StoredRun], tmp_path: Path) -> None:
