@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from rti_exp import job
 from rti_exp.config import check
+from rti_exp.evaluation import too_few_tasks
 from rti_exp.runs import Run
 from rti_exp.settings import SettingsError
 
@@ -71,15 +72,10 @@ def test_slurms_tasks_of_one_process_each_are_runs_of_their_own(
     assert job._is_first_rank(check(composed()))
 
 
-def test_missing_held_out_tasks_are_told(
-    composed: Callable[..., DictConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = check(composed("eval.tasks=97"))
-    job._tell_missing_tasks(config, 97)
-    assert capsys.readouterr().out == ""
-    job._tell_missing_tasks(config, 96)
-    told = "warning: eval.tasks=97, but there are 96 held-out tasks; all of them are taken\n"
-    assert capsys.readouterr().out == told
+def test_missing_held_out_tasks_are_told() -> None:
+    assert too_few_tasks(97, 97) is None
+    told = "warning: eval.tasks=97, but there are 96 held-out tasks; all of them are taken"
+    assert too_few_tasks(97, 96) == told
 
 
 def test_a_gpu_that_is_not_there_is_told_before_the_run_has_a_directory(

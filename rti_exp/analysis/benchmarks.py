@@ -229,7 +229,7 @@ def _arm(study: Study, arm: ArmSummary) -> list[Measured]:
             low=found.low,
             high=found.high,
             tasks=found.tasks,
-            trials=int(own["samples"].max()),
+            trials=int(own["samples"].to_numpy().max()),
             lost=None,
             source=study.path,
         )
