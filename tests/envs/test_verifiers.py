@@ -224,6 +224,8 @@ def test_ctrl_c_stays_ours() -> None:
         ({"arguments": {"kind": "groups"}}, r"its rubric scores whole groups"),
         ({"heldout_every": 1}, r"env\.heldout_every=1: must be an integer >= 2"),
         ({"max_turns": 0}, r"env\.max_turns=0: must be an integer >= 1"),
+        ({"train_tasks": 0}, r"env\.train_tasks=0: must be an integer >= 1"),
+        ({"heldout_tasks": 0}, r"env\.heldout_tasks=0: must be an integer >= 1"),
         ({"seconds": 0.0}, r"env\.seconds=0\.0: must be a finite number > 0"),
     ],
 )

@@ -25,7 +25,7 @@ class Verifiers:
     Args:
         name: an installed environment, or a module on the Python path with `load_environment`.
         arguments: its keyword arguments.
-        heldout_every: where it has no evaluation set of its own: every so manieth row is held out.
+        heldout_every: where it has no evaluation set of its own: one row of so many is held out.
         train_tasks: rows of each split at most; null: all.
         heldout_tasks: the same of the held-out ones.
         max_turns: assistant turns an episode may take; the environment's own limit holds too.
@@ -52,10 +52,10 @@ class Verifiers:
         for key, value, least in (
             ("heldout_every", heldout_every, 2),
             ("max_turns", max_turns, 1),
-            ("train_tasks", train_tasks or 1, 1),
-            ("heldout_tasks", heldout_tasks or 1, 1),
+            ("train_tasks", train_tasks, 1),
+            ("heldout_tasks", heldout_tasks, 1),
         ):
-            if value < least:
+            if value is not None and value < least:
                 raise ValueError(f"env.{key}={value}: must be an integer >= {least}")
         if not (math.isfinite(seconds) and seconds > 0):
             raise ValueError(f"env.seconds={seconds}: must be a finite number > 0")
@@ -131,8 +131,10 @@ def _rows(world: Any, heldout_every: int) -> dict[str, list[tuple[str, dict[str,
             "heldout": [("eval", _plain(row)) for row in world.get_eval_dataset()],
         }
     rows = [("all", _plain(row)) for row in (world.get_dataset() if world.dataset_source else world.get_eval_dataset())]
-    heldout = rows[heldout_every - 1 :: heldout_every]
-    return {"train": [one for one in rows if one not in heldout], "heldout": heldout}
+    return {
+        "train": [row for number, row in enumerate(rows, start=1) if number % heldout_every],
+        "heldout": rows[heldout_every - 1 :: heldout_every],
+    }
 
 
 def _plain(row: Any) -> dict[str, Any]:
