@@ -143,7 +143,7 @@ def measured(side: str, work: Work, model: Path, micro_batch: int) -> dict[str, 
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def row_of(side: str, size: str, work: str, runs: list[dict[str, Any]]) -> dict[str, float]:
+def row_of(runs: list[dict[str, Any]]) -> dict[str, float]:
     steps = [step for run in runs for step in run["steps"]]
     seconds = {
         name: median([step[name] for step in steps]) for name in ("seconds", "processor", "generation", "update")
@@ -216,7 +216,7 @@ def main() -> None:
                 for repeat in range(arguments.repeats):
                     for side in SIDES if repeat % 2 else reversed(SIDES):
                         runs[side].append(measured(side, one, model, arguments.micro_batch))
-                found = {side: row_of(side, size, work, runs[side]) for side in SIDES}
+                found = {side: row_of(runs[side]) for side in SIDES}
                 rows += [cells(work, size, side, found[side]) for side in SIDES]
                 compared.append(ratios(work, size, found["rti_exp"], found["TRL"]))
     counted = arguments.repeats * (arguments.steps - 1)

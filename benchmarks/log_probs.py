@@ -10,6 +10,7 @@ each way in a process of its own: its peak memory above that of the weights and 
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import resource
 import sys
@@ -51,6 +52,7 @@ def _peak_mebibytes() -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     context = multiprocessing.get_context("spawn")
     print(f"{ROWS} x {TOKENS} tokens, {TRAINED_SHARE:.0%} trained, vocabulary {VOCABULARY:,}, width {WIDTH}, float32\n")
     print("| way | peak memory above the weights, GiB | CPU seconds |\n|---|---|---|")

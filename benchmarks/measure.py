@@ -8,14 +8,13 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rti_exp.build import Experiment
-    from rti_exp.learner import RTIModule
 
 
 def matmul_rate(device: str = "cpu") -> float:
@@ -94,11 +93,3 @@ def experiment(overrides: Sequence[str], directory: Path, run: Any = None) -> Ex
     quiet()
     seed_everything(config)
     return build.experiment(config, run, directory=directory)
-
-
-def device_of(module: RTIModule) -> str:
-    return module.device.type
-
-
-def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in row.items() if isinstance(value, int | float)}

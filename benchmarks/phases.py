@@ -134,7 +134,7 @@ class Meter(Callback):
         self.rows.append({**row, "seconds": seconds, "processor": processor, "rate": rate})
 
 
-def measured(name: str, overrides: Sequence[str], counts: Counts) -> list[dict[str, float]]:
+def measured(overrides: Sequence[str], counts: Counts) -> list[dict[str, float]]:
     """The rows of a run's iterations but the first."""
     with tempfile.TemporaryDirectory() as folder:
         made = experiment(overrides, Path(folder))
@@ -195,11 +195,11 @@ def main() -> None:
     rows: dict[str, list[dict[str, float]]] = {"GRPO": [], "RTI": [], "fixed length": []}
     for repeat in range(options.repeats):
         for name in arms if repeat % 2 else reversed(arms):
-            rows[name] += measured(name, [*arms[name], f"seed={repeat}", *shared], counts)
+            rows[name] += measured([*arms[name], f"seed={repeat}", *shared], counts)
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder))
         endless_turns()
-        rows["fixed length"] = measured("fixed length", [*keys(Path(folder)), *shared], counts)
+        rows["fixed length"] = measured([*keys(Path(folder)), *shared], counts)
     rate = median([row["rate"] for found in rows.values() for row in found])
     print(f"{machine()}; one thread, matmul {rate / 1e9:.0f} GFLOP/s; {options.tasks} x 8\n")
     columns = ("work", "phase", "tokens computed", "seconds", "floor", "over the floor", "utilisation")

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from measure import machine
 
 from rti_exp.engines.base import GenerateRequest, Sampling
 from rti_exp.engines.local import LocalEngine
@@ -26,8 +27,8 @@ PROMPT_TOKENS = 48
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("--python", default=sys.executable)
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--python", default=sys.executable, help="an interpreter that has vLLM")
     arguments.add_argument("--policy", default="builtin:tiny")
     arguments.add_argument("--requests", type=int, default=64)
     arguments.add_argument("--tokens", type=int, default=64)
@@ -43,6 +44,7 @@ def main() -> None:
         eager=not torch.cuda.is_available(),
     )
     rows: list[tuple[str, str]] = []
+    local.generate(requests(model, given, 1.0)[:1])  # neither is measured cold
     started, _ = timed(lambda: vllm.generate(requests(model, given, 1.0)[:1]))
     rows.append(("seconds until vLLM has started, been given weights and answered", f"{started:.1f}"))
     for name, engine in (("local", local), ("vLLM, its tokens scored anew", vllm)):
@@ -65,6 +67,7 @@ def main() -> None:
     same = sum(one.token_ids == other.token_ids for one, other in zip(*answers, strict=True))
     rows.append(("the same greedy answers with the new weights", f"{same} of {given.requests}"))
     vllm.close()
+    print(f"{machine()}; one thread here, vLLM's as it takes them\n")
     print("| | |\n|---|---|")
     for name, value in rows:
         print(f"| {name} | {value} |")
