@@ -8,6 +8,7 @@ keeps the executed copies.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError as error:
         print(f"error: notebooks need {error.name}: pip install 'rti-exp[notebooks]'", file=sys.stderr)
         return 2
+    study = os.environ.get("RTI_STUDY", "")
+    if study and not study.startswith("wandb:"):
+        os.environ["RTI_STUDY"] = os.path.abspath(study)  # a notebook runs in its own folder
     worst = 0
     for path in options.notebooks:
         try:

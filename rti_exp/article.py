@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from rti_exp.runs import write_atomically
 
     sheets = article.sheets(*measured_in(options.folders or [folder for folder in DEFAULT if folder.is_dir()]))
-    Console().print(tables.as_rich(article.TITLE, sheets))
+    Console().print(tables.as_rich(article.TITLE, sheets, file="article.md"))
     paths = (options.output / "article.md", options.output / "article.html")
     try:
         options.output.mkdir(parents=True, exist_ok=True)

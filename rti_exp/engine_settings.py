@@ -6,6 +6,7 @@ import importlib.util
 import math
 import os
 import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,6 +90,18 @@ def check_engine(settings: Any) -> None:
     if found is None:
         raise SettingsError(
             f"engine.python={settings.python!r}: must be an interpreter that has vLLM; there is none there"
+        )
+    question = "import importlib.util; print(importlib.util.find_spec('vllm') is not None)"
+    try:
+        answer = subprocess.run(
+            [found, "-c", question], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False
+        ).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        answer = f"no answer ({type(error).__name__})"
+    if answer != "True":
+        raise SettingsError(
+            f"engine.python={settings.python!r}: must be an interpreter that has vLLM ({VLLM_INSTALL} there); "
+            f"asked whether it has it, it said {answer[:60] or 'nothing'}"
         )
 
 

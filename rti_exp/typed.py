@@ -132,6 +132,8 @@ def unknown_key(full: str, name: str, known: Iterable[str], parent: str) -> str:
     prefix = f"{parent}." if parent else ""
     close = difflib.get_close_matches(name, known, n=1)
     meant = f"did you mean {prefix}{close[0]}? " if close else ""
+    if not known:
+        return f"{full}: unknown key; {parent or 'the top'} has none yet: +{full}=... adds one"
     return f"{full}: unknown key; {meant}{parent or 'at the top there'} {'has' if parent else 'are'} {', '.join(known)}"
 
 

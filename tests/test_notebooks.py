@@ -34,6 +34,7 @@ def execute() -> ModuleType:
 
 
 def write_notebook(path: Path, source: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]), path)
     return path
 
@@ -86,6 +87,18 @@ def test_a_notebook_is_stored_without_outputs_or_logic(path: Path):
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
     assert not any(word in cell.source for cell in code for word in ("def ", "for ", "if ", "lambda"))
+
+
+def test_a_relative_study_is_of_the_folder_one_is_in(
+    execute: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = write_notebook(
+        tmp_path / "books" / "where.ipynb", "import os\nassert os.path.isdir(os.environ['RTI_STUDY'])"
+    )
+    (tmp_path / "runs" / "study").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RTI_STUDY", "runs/study")
+    assert execute.main([str(path)]) == 0
 
 
 def test_a_missing_study_is_one_clear_line(

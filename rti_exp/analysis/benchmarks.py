@@ -22,8 +22,12 @@ from rti_exp.analysis.summary import ArmSummary, at_last, heldout, summarize
 NAVIGATION, TELECOM, RETAIL, AIRLINE, CLAW = "Navigation", "τ²-Telecom", "τ²-Retail", "τ²-Airline", "Claw-Eval-Hard20"
 COLUMNS = (NAVIGATION, TELECOM, RETAIL, AIRLINE, CLAW)
 """Of the article's table, in its order."""
+DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, yaml.YAMLError)
+"""What reading a folder that is not as it was written may raise."""
 DEEPEST = 3
 """Folders below a given one that are looked into."""
+NAMED = 5
+"""Runs without a figure that are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +76,7 @@ def place_of(env: Mapping[str, Any], families: Sequence[str] = ()) -> Place:
         env: the config's node `env`.
         families: of the tasks that were evaluated.
     """
-    target = str(env.get("_target_")).rpartition(".")[2]
+    target = str(env["_target_"]).rpartition(".")[2]
     if target == "Tau2":
         return _tau2(env)
     if target == "Mcp":
@@ -132,7 +136,7 @@ def measured_in(roots: Sequence[Path]) -> tuple[list[Measured], list[Unreadable]
         if (folder / "about.json").is_file():
             try:
                 found.append(_evaluation(folder))
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            except DAMAGE as error:
                 bad.append(Unreadable(source=folder, why=_why(error)))
     studies = dict.fromkeys(folder.parent for folder in folders if (folder / "status.json").is_file())
     for study in studies:
@@ -159,12 +163,15 @@ def _why(error: Exception) -> str:
 def _evaluation(folder: Path) -> Measured:
     """
     Raises:
-        OSError, ValueError, KeyError, TypeError, AttributeError: it was not ended, or a file is damaged.
+        one of DAMAGE: it was not ended, or a file is damaged.
     """
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     found, tasks = result["estimates"]["pass@1"], result["tasks"]
     place = place_of(about["env"], [str(task["family"]) for task in tasks])
+    shares = {name: number_or_nan(found[name]) for name in ("low", "value", "high")}
+    if not 0 <= shares["low"] <= shares["value"] <= shares["high"] <= 1:
+        raise ValueError(f"pass@1 {found['value']!s:.20}: must be in [0, 1], within its interval")
     differs = [*place.differs, f"temperature {float(about['temperature']):g}"]
     if result["rollouts"] < result["wanted"]:
         differs.append(f"not whole: {result['rollouts']} of {result['wanted']} rollouts")
@@ -172,7 +179,7 @@ def _evaluation(folder: Path) -> Measured:
         who=_policy(about),
         identity=json.dumps([about["policy"], about["weights"]], sort_keys=True),
         place=Place(benchmark=place.benchmark, differs=tuple(differs)),
-        **{name: number_or_nan(found[name]) for name in ("value", "low", "high")},
+        **shares,
         tasks=int(found["tasks"]),
         trials=max((int(task["samples"]) + int(task["infrastructure_failures"]) for task in tasks), default=0),
         lost=int(result["infrastructure_failures"]),
@@ -199,18 +206,20 @@ def _study(folder: Path) -> tuple[list[Measured], list[Unreadable]]:
     for arm in summarize(study).arms:
         try:
             made += _arm(study, arm)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        except DAMAGE as error:
             bad.append(Unreadable(source=folder, why=f"{arm.arm}: {_why(error)}"))
     unusable = len(study.runs) - len(study.usable_runs)
     if unusable:
-        bad.append(Unreadable(source=folder, why=f"{unusable} of {len(study.runs)} runs are not done, or damaged"))
+        told = [f"{row['run_key']} {row['state']}" for row in study.runs.to_dict("records") if not row["usable"]]
+        named = ", ".join(told[:NAMED]) + (f" and {unusable - NAMED} more" if unusable > NAMED else "")
+        bad.append(Unreadable(source=folder, why=f"{unusable} of {len(study.runs)} runs have no figure: {named}"))
     return made, bad
 
 
 def _arm(study: Study, arm: ArmSummary) -> list[Measured]:
     """
     Raises:
-        OSError, ValueError, KeyError, TypeError, AttributeError, YAMLError: a run's config is not as runs write it.
+        one of DAMAGE: a run's config is not as runs write it.
     """
     found = arm.passes[1]
     if found is None or math.isnan(found.value):

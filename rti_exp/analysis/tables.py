@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 class _TerminalSheet:
     """A sheet as a rich table that breaks no word of its cells if the terminal is wide enough for that."""
 
-    def __init__(self, sheet: Sheet) -> None:
+    def __init__(self, sheet: Sheet, file: str) -> None:
         self.sheet = sheet
+        self.file = file
         # Without the blank an interval that has to wrap stays in one piece.
         self.rows = [
             [plain_text(cell if i < sheet.labels else cell.replace(", ", ",")) for i, cell in enumerate(row)]
@@ -52,7 +53,7 @@ class _TerminalSheet:
             table.add_row(*map(Text, row))
         yield table
         if rows is not self.rows:
-            yield Text("The intervals are in results.md; this terminal is too narrow for them.", style="dim")
+            yield Text(f"The intervals are in {self.file}; this terminal is too narrow for them.", style="dim")
 
     def _widths(self, rows: Sequence[Sequence[str]], available: int) -> list[int] | None:
         """The longest word of each column, and what is left over from the left on; None if it does not fit."""
@@ -70,14 +71,14 @@ class _TerminalSheet:
         return widths
 
 
-def as_rich(title: str, found: Sequence[Sheet]) -> Group:
-    """The sheets for a terminal. All text is shown as it is: nothing in it is read as markup."""
+def as_rich(title: str, found: Sequence[Sheet], *, file: str = "results.md") -> Group:
+    """The sheets for a terminal; `file` has what does not fit. Text is shown as it is, none of it is read as markup."""
     from rich.console import Group
     from rich.text import Text
 
     parts: list[Any] = [Text(plain_text(title), style="bold")]
     for sheet in found:
-        parts.append(_TerminalSheet(sheet))
+        parts.append(_TerminalSheet(sheet, file))
         if not sheet.rows:
             parts.append(Text("No runs yet."))
         parts += [Text(plain_text(note), style="dim") for note in sheet.notes]

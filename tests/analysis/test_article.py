@@ -63,7 +63,6 @@ def evaluated(
         ({**CLAW_EVAL, "selection": ["all"], "judge": None}, [], "Claw-Eval", "no judge"),
         ({"_target_": "rti_exp.envs.bfcl.Bfcl", "category": "base"}, [], "BFCL multi-turn base", ""),
         ({"_target_": "mine.World"}, [], "World", ""),
-        ({}, [], "None", ""),
     ],
 )
 def test_an_environment_is_a_column_or_another_benchmark(
@@ -116,7 +115,9 @@ def test_arms_of_a_study_are_figures_over_their_seeds(tmp_path: Path) -> None:
         (TELECOM, 0.5, 2, 8, None)
     ] * 2
     assert found[0].place.differs[-2:] == ("temperature 0.5", "seeds: 2")
-    assert [one.why for one in bad] == ["1 of 5 runs are not done, or damaged"]
+    runs = (tmp_path / "runs" / "s").iterdir()
+    [failed] = [path.name for path in runs if '"failed"' in (path / "status.json").read_text()]
+    assert [one.why for one in bad] == [f"1 of 5 runs have no figure: {failed} failed"]
 
 
 def test_what_cannot_be_read_is_told_and_ends_nothing(tmp_path: Path) -> None:
@@ -135,6 +136,31 @@ def test_what_cannot_be_read_is_told_and_ends_nothing(tmp_path: Path) -> None:
     }
     assert "gate.delta=0: it cannot be read (KeyError: 'env')" in [one.why for one in bad]
     assert article.sheets(found, bad)[-1].title == "Left out"
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("result.json", '"samples": 4', '"samples": Infinity'),
+        ("result.json", '"value": 1.0', '"value": -3'),
+        ("result.json", '"value": 1.0', '"value": 1e300'),
+        ("result.json", '"value": 1.0', f'"value": 1{"0" * 400}'),
+        ("about.json", '"temperature": 1.0', f'"temperature": 1{"0" * 400}'),
+        ("about.json", '"_target_"', '"target"'),
+        ("about.json", None, "[" * 200_000),
+    ],
+)
+def test_an_impossible_figure_is_left_out_and_the_others_are_not(
+    tmp_path: Path, name: str, old: str | None, new: str
+) -> None:
+    whole = evaluated(tmp_path / "whole", TAU2, {"a": 4})
+    path = evaluated(tmp_path / "bad", TAU2, {"a": 4}) / name
+    text = path.read_text()
+    assert old is None or old in text
+    path.write_text(new if old is None else text.replace(old, new))
+    found, bad = measured_in([tmp_path])
+    assert [one.source for one in found] == [whole]
+    assert [one.source.name for one in bad] == ["bad"]
 
 
 def test_hostile_text_is_inert_on_the_page_and_in_markdown(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -281,7 +282,7 @@ def test_settings_without_sense(options, told):
         VllmEngineSettings(**options)
 
 
-def test_where_vllm_is_makes_no_other_run(composed, monkeypatch: pytest.MonkeyPatch):
+def test_where_vllm_is_makes_no_other_run(composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from rti_exp.config import check
 
     plain = check(composed("engine=vllm"))
@@ -291,6 +292,11 @@ def test_where_vllm_is_makes_no_other_run(composed, monkeypatch: pytest.MonkeyPa
     assert len({*keys, plain.key, check(composed()).key}) == 4
     with pytest.raises(SettingsError, match=r"engine\.python='/x': must be an interpreter that has vLLM"):
         check_engine(check(composed("engine=vllm", "engine.python=/x")).engine.options)
+    (other := tmp_path / "python").write_text("#!/bin/sh\necho False\n")
+    other.chmod(0o755)
+    for path, said in ((other, "False"), (shutil.which("true"), "nothing")):
+        with pytest.raises(SettingsError, match=rf"must be an interpreter that has vLLM .* it said {said}$"):
+            check_engine(check(composed("engine=vllm", f"engine.python={path}")).engine.options)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=r"needs the package vllm: pip install 'rti-exp\[vllm\]'"):
         check_engine(plain.engine.options)

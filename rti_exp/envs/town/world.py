@@ -47,8 +47,10 @@ class Town:
         unknown = [name for name in names if name not in FAMILIES]
         if unknown or not names:
             raise ValueError(f"env.families={names}: must be a non-empty list out of {list(FAMILIES)}")
-        if min(train_tasks, heldout_tasks, max_turns) < 1:
-            raise ValueError("env.train_tasks, env.heldout_tasks and env.max_turns must be integers >= 1")
+        counts = {"train_tasks": train_tasks, "heldout_tasks": heldout_tasks, "max_turns": max_turns}
+        for key, count in counts.items():
+            if count < 1:
+                raise ValueError(f"env.{key}={count}: must be an integer >= 1")
         self.seed = seed
         self.max_turns = max_turns
         self._families = names
