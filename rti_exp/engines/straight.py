@@ -19,7 +19,7 @@ from rti_exp.engines.slots import SlotCache
 
 
 def straight_decoder(model: PreTrainedModel) -> StraightDecoder | None:
-    """None for a model that is not just Qwen3's: another class or rotation, biases, modules that were replaced."""
+    """None for a model that is not just Qwen3's: another class or rotation, biases, replaced modules, hooks."""
     config: Any = model.config
     if type(model) is not Qwen3ForCausalLM or config._attn_implementation != "sdpa" or config.attention_bias:
         return None
@@ -27,7 +27,8 @@ def straight_decoder(model: PreTrainedModel) -> StraightDecoder | None:
         return None
     known = ("transformers.", "torch.nn.modules.")
     plain = all(type(module).__module__.startswith(known) for module in model.modules())
-    return StraightDecoder(model) if plain else None
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    return StraightDecoder(model) if plain and not hooked else None
 
 
 def build_of(model: PreTrainedModel) -> tuple[tuple[object, ...], ...]:

@@ -137,6 +137,7 @@ def test_modules_and_hooks_that_come_after_the_first_call_are_computed() -> None
     hooked = scored(engine)
     assert hooked != pytest.approx(plain, abs=1e-3)
     assert hooked == own_way(model)
+    assert engine._forward._straight is None
     handle.remove()
     assert scored(engine) == plain
     assert engine._forward._straight is not None
@@ -145,10 +146,22 @@ def test_modules_and_hooks_that_come_after_the_first_call_are_computed() -> None
     assert engine._forward._straight is None
 
 
-def test_a_differing_bit_is_noticed() -> None:
-    """A hook that the straight decoder knows nothing of: the first call shows it, and the model's own way is taken."""
+def test_a_hook_on_the_model_itself_is_called() -> None:
     model: Any = qwen()
-    model.model.layers[2].mlp.register_forward_hook(lambda _module, _inputs, output: output + 1)
+    engine = LocalEngine(model)
+    scored(engine)
+    calls: list[object] = []
+    model.register_forward_pre_hook(lambda module, _inputs: calls.append(module))
+    scored(engine)
+    assert calls == [model] * len(calls) != []
+
+
+def test_a_differing_bit_is_noticed() -> None:
+    """A change that the straight decoder knows nothing of: the first call shows it; the model's own way is taken."""
+    model: Any = qwen()
+    block = model.model.layers[2].mlp
+    own = block.forward
+    block.forward = lambda hidden: own(hidden) + 1
     engine = LocalEngine(model)
     assert engine._forward._straight is not None
     request = ScoreRequest(prompt_ids=(3, 4), token_ids=(5, 6))
