@@ -131,7 +131,7 @@ def measured_in(roots: Sequence[Path]) -> tuple[list[Measured], list[Unreadable]
     """All figures in and below these folders, evaluations first."""
     found: list[Measured] = []
     bad: list[Unreadable] = []
-    folders = list(dict.fromkeys(folder for root in roots for folder in _folders(root, DEEPEST)))
+    folders = list(dict.fromkeys(folder for root in roots for folder in _folders(root, DEEPEST, bad)))
     for folder in folders:
         if (folder / "about.json").is_file():
             try:
@@ -146,12 +146,19 @@ def measured_in(roots: Sequence[Path]) -> tuple[list[Measured], list[Unreadable]
     return found, bad
 
 
-def _folders(root: Path, depth: int) -> Iterator[Path]:
+def _folders(root: Path, depth: int, bad: list[Unreadable]) -> Iterator[Path]:
+    """The folder and those in it, to a depth; one that may not be read is added to `bad`."""
     yield root
-    if depth and not any((root / name).is_file() for name in ("about.json", "status.json")):
-        for entry in sorted(root.iterdir()):
-            if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
-                yield from _folders(entry, depth - 1)
+    try:
+        if not depth or any((root / name).is_file() for name in ("about.json", "status.json")):
+            return
+        entries = [one for one in sorted(root.iterdir()) if one.is_dir() and not one.is_symlink()]
+    except OSError as error:
+        bad.append(Unreadable(source=root, why=_why(error)))
+        return
+    for entry in entries:
+        if not entry.name.startswith("."):
+            yield from _folders(entry, depth - 1, bad)
 
 
 def _why(error: Exception) -> str:

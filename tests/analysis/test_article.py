@@ -206,3 +206,20 @@ def test_no_cell_of_the_article_is_computed_with() -> None:
     having = [path.name for path in package.rglob("*.py") if "57.33" in path.read_text(encoding="utf-8")]
     assert having == ["article.py"]
     assert json.dumps(article.ARTICLE[0]) == '["Qwen3-8B (base)", [22.67, 14.17, 57.02, 35.53, 16.0]]'
+
+
+def test_a_folder_that_may_not_be_read_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = evaluated(tmp_path / "whole", TAU2, {"a": 4})
+    (tmp_path / "closed").mkdir()
+    listed = Path.iterdir
+
+    def iterdir(path: Path) -> Any:  # root may read everything: the refusal is the file system's, made here
+        if path.name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    found, bad = measured_in([tmp_path])
+    assert [one.source for one in found] == [whole]
+    assert [one.source.name for one in bad] == ["closed"]
+    assert "Permission denied" in bad[0].why
