@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rti_exp.pretraining.keeping import Keeper
 
 DEVICES = ("auto", "cpu", "cuda")
+PRECISIONS = ("32-true", "bf16-mixed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,8 @@ class FinetuneSettings:
     out: str = "policies/smollm2"
     overwrite: bool = False
     device: str = "auto"
+    precision: str = "32-true"
+    """One of `PRECISIONS`."""
     threads: int = 1
     save_every: int = 25
     """Steps after which what is done is kept, in `out`.partial; the same command goes on from there."""
@@ -51,6 +54,8 @@ class FinetuneSettings:
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise SettingsError(f"device={self.device!r}: must be one of {', '.join(DEVICES)}")
+        if self.precision not in PRECISIONS:
+            raise SettingsError(f"precision={self.precision!r}: must be one of {', '.join(PRECISIONS)}")
         if self.threads < 1 or self.seed < 0 or self.save_every < 1:
             raise SettingsError("threads and save_every must be integers >= 1, seed an integer >= 0")
 
@@ -153,7 +158,9 @@ def finetune(source: Path, folder: Path, policy: PolicySettings, settings: Finet
     keeper = Keeper(partial / "state.pt", identity=identity, every=settings.save_every)
     shown = _Progress(keeper, steps)
     try:
-        train(loaded.model, documents, settings.training, derive_seed(settings.seed, "order"), shown, keeper)
+        order = derive_seed(settings.seed, "order")
+        mixed = settings.precision == "bf16-mixed"
+        train(loaded.model, documents, settings.training, order, shown, keeper, mixed=mixed)
     except OtherRun as error:
         raise SettingsError(f"out={settings.out!r}: {error}; delete {partial}, or take another out=") from error
     _save(loaded, policy, partial / "made", folder)

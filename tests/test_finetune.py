@@ -155,3 +155,19 @@ def test_help_and_the_config_can_be_seen(capsys) -> None:
     assert "python -m rti_exp.warmstart policy=smollm2" in capsys.readouterr().out
     finetune.run(["policy=smollm2", "training.steps=7", "--cfg", "job"])
     assert "steps: 7" in capsys.readouterr().out
+
+
+def test_mixed_precision_learns_as_float32_does(base: Path, tmp_path: Path) -> None:
+    """Weights of an earlier step, or a loss in bf16, would be told apart."""
+    losses = {}
+    for precision in ("32-true", "bf16-mixed"):
+        out = tmp_path / precision
+        steps = ("training.learning_rate=0.003", "training.steps=12")
+        finetune.run(["policy=hf", f"policy.path={base}", f"out={out}", *SMALL, *steps, f"precision={precision}"])
+        losses[precision] = torch.tensor(json.loads((out / "warmstart.json").read_text())["losses"])
+    exact, mixed = losses["32-true"], losses["bf16-mixed"]
+    assert not torch.equal(mixed, exact)
+    assert exact[0] - exact[-1] > 0.5
+    assert (mixed - exact).abs().max() < 0.05
+    with pytest.raises(SettingsError, match="precision='16-mixed': must be one of 32-true, bf16-mixed"):
+        settings_of(["policy=smollm2", "precision=16-mixed"])

@@ -69,7 +69,7 @@ def loss_of(model: PreTrainedModel, documents: Sequence[Document]) -> torch.Tens
     chosen_BT = trained_BT[:, 1:]
     head = model.get_output_embeddings()
     assert head is not None
-    logits_NV = head(hidden_BTD[chosen_BT])
+    logits_NV = head(hidden_BTD[chosen_BT]).float()  # autocast's are of bf16
     log_probs_NV = logits_NV.log_softmax(dim=1)
     own_N = log_probs_NV.gather(1, token_ids_BT[:, 1:][chosen_BT][:, None])[:, 0]
     other_N = log_probs_NV.gather(1, other_ids_BT[:, 1:][chosen_BT][:, None])[:, 0]
@@ -84,10 +84,13 @@ def train(
     seed: int,
     progress: Callable[[int, float], None],
     keeper: Keeper | None = None,
+    *,
+    mixed: bool = False,
 ) -> None:
     """AdamW with warm-up and cosine decay. `progress(step, loss)` is called after each step.
 
-    With `keeper` it goes on after the steps that are done, to the same weights as without the break.
+    With `keeper` it goes on after the steps that are done, to the same weights as without the break. With `mixed` the
+    products are computed in bf16 (autocast); weights and optimizer stay as they are.
 
     Raises:
         OtherRun: what `keeper` finds is another run's.
@@ -109,7 +112,9 @@ def train(
     for step, batch in enumerate(batches(documents, settings, seed), start=1):
         if step <= done:
             continue
-        loss = loss_of(model, batch)
+        # entered at each step: it keeps copies of the weights until it is left
+        with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=mixed):
+            loss = loss_of(model, batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
