@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rti_exp.engines.base import GenerateRequest, RequestsTooLong, ScoreRequest
+from rti_exp.engines.casting import linear_weights_cast
 from rti_exp.engines.decoding import DecodeBatch
 from rti_exp.engines.forward import SlotForward, Span
 from rti_exp.engines.pool import SlotPool
@@ -136,7 +137,7 @@ class LocalEngine:
         for module in training:
             module.training = False
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), linear_weights_cast(self.model, arithmetic[2]):
                 yield
         except BaseException:
             self._pool = self._new_pool()  # rows may be half written

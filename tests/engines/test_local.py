@@ -7,12 +7,14 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from scipy import stats
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GraniteConfig, GraniteForCausalLM, PreTrainedModel
 
 from rti_exp.engines.base import GenerateRequest, RequestsTooLong, Sampling, ScoreRequest
@@ -400,3 +402,40 @@ def test_what_was_computed_in_another_precision_is_not_gone_on_with():
         assert mixed == LocalEngine(model).generate([request])
     assert engine.generate([request]) == plain
     assert mixed[0].log_probs != plain[0].log_probs
+
+
+class _Casts(TorchDispatchMode):
+    """Counts conversions of float32 tensors that have the shape of one of the model's matrices."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.shapes = {parameter.shape for parameter in model.parameters() if parameter.dim() == 2}
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default) and args[0].shape in self.shapes:
+            self.count += args[0].dtype is torch.float32
+        return func(*args, **(kwargs or {}))
+
+
+def test_under_autocast_weights_are_cast_once_a_call_and_anew_after_they_changed(monkeypatch) -> None:
+    model = tiny_model(sharpen=5.0)
+    kept = dict(model.named_parameters())
+    engine = LocalEngine(model)
+    request = GenerateRequest(prompt_ids=tuple(range(3, 33)), sampling=Sampling(max_tokens=12), seed=0)
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        first = engine.generate([request])
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+        engine.sync(1)
+        with _Casts(model) as casts:
+            second = engine.generate([request])
+    assert all(parameter is kept[name] for name, parameter in model.named_parameters())
+    assert all(parameter.dtype is torch.float32 for parameter in model.parameters())
+    assert len(second[0].token_ids) == 12
+    monkeypatch.setattr("rti_exp.engines.local.linear_weights_cast", lambda *_: nullcontext())
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        assert LocalEngine(model).generate([request]) == [replace(second[0], policy_version=0)]
+    assert second[0].log_probs != first[0].log_probs
+    assert 0 < casts.count <= sum(parameter.dim() == 2 for parameter in model.parameters())
