@@ -146,6 +146,8 @@ def _number(value: Any, hint: Any, key: str) -> Any:
         value = sign * NOT_FINITE[name] if name in NOT_FINITE else value
     if value is False and isinstance(hint, type) and issubclass(hint, enum.Enum) and "off" in hint.__members__:
         return "off"  # YAML reads a bare off as false
+    if options == (bool,) and isinstance(value, int) and value not in (0, 1):
+        raise SettingsError(f"{key}={value}: must be {_words(hint)}")
     if int in options and float not in options and isinstance(value, float):
         if not value.is_integer():
             raise SettingsError(f"{key}={value}: must be {_words(hint)}")

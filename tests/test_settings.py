@@ -53,6 +53,7 @@ def test_negative_zero_is_zero() -> None:
         (GateSettings, "gate", {"delta": [1]}, r"gate\.delta=\[1\]: must be a number, or inf"),
         (GateSettings, "gate", {"delta": True}, r"gate\.delta=True: must be a number, or inf"),
         (GateSettings, "gate", {"shadow": "perhaps"}, r"gate\.shadow='perhaps': must be true or false"),
+        (GateSettings, "gate", {"shadow": 2}, r"gate\.shadow=2: must be true or false"),
         (GateSettings, "gate", {"dleta": 1}, r"gate\.dleta: unknown key; did you mean gate\.delta\?"),
         (GateSettings, "gate", {"x": 1}, r"gate\.x: unknown key; gate has delta, shadow"),
         (RunSettings, "", {"group_size": 7.5}, r"group_size=7\.5: must be an integer"),
