@@ -13,7 +13,7 @@ import rti_exp
 
 PACKAGE = Path(rti_exp.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("types", "settings", "randomness", "jsonlines", "secrecy"),
+    ("types", "settings", "randomness", "jsonlines", "linepipe", "secrecy"),
     (
         "runs",
         "paths",
