@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from rti_exp.engines.prefixes import Row
 from rti_exp.engines.slots import SlotCache
-from rti_exp.engines.straight import build_of, straight_decoder
+from rti_exp.engines.straight import straight_decoder
+from rti_exp.models.qwen import build_of
 
 _PADDING = 128
 """Padded tokens that one pass may waste before its rows are split over two."""

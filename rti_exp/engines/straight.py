@@ -12,39 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import PreTrainedModel, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rti_exp.engines.slots import SlotCache
+from rti_exp.models.qwen import is_plain_qwen3
 
 
 def straight_decoder(model: PreTrainedModel) -> StraightDecoder | None:
-    """None for a model that is not just Qwen3's: another class or rotation, biases, replaced modules, hooks."""
-    config: Any = model.config
-    if type(model) is not Qwen3ForCausalLM or config._attn_implementation != "sdpa" or config.attention_bias:
-        return None
-    if config.rope_parameters.get("rope_type") != "default" or config.hidden_act != "silu":
-        return None
-    known = ("transformers.", "torch.nn.modules.")
-    plain = all(type(module).__module__.startswith(known) for module in model.modules())
-    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    return StraightDecoder(model) if plain and not hooked else None
-
-
-def build_of(model: PreTrainedModel) -> tuple[tuple[object, ...], ...]:
-    """What a model is made of, hooks included: other than before where modules were replaced, as adapters do."""
-    return tuple(
-        (id(module), type(module), len(module._forward_hooks), len(module._forward_pre_hooks))
-        for module in model.modules()
-    )
+    """None for a model that is not just Qwen3's."""
+    return StraightDecoder(model) if is_plain_qwen3(model) else None
 
 
 class StraightDecoder:
     """Final hidden states of `model`; the caller sees to inference mode and to the head."""
 
-    def __init__(self, model: Qwen3ForCausalLM) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model: Any = model
-        config = model.config
+        config: Any = model.config
         self._heads: int = config.num_attention_heads
         self._key_heads: int = config.num_key_value_heads or config.num_attention_heads
         self._width: int = config.head_dim
