@@ -132,6 +132,6 @@ def _gives_the_decoders_states(model: PreTrainedModel, packed: PackedDecoder) ->
     for number, row in enumerate(rows):
         tokens_T = packing.tokens_BT[number, : len(row)]
         own_TD = model.get_decoder()(input_ids=torch.tensor([row]), use_cache=False).last_hidden_state[0]
-        if (packed(packing, tokens_T) - own_TD).abs().max() > ROUNDING * own_TD.abs().max():
+        if not (packed(packing, tokens_T) - own_TD).abs().max() <= ROUNDING * own_TD.abs().max():
             return False
     return True
