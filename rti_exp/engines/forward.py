@@ -62,18 +62,12 @@ class SlotForward:
     def device(self) -> torch.device:
         return self._model.device
 
-    def renew(self, *, changed: bool = False) -> None:
-        """See whether the model is still made of what it was; adapters, say, may have been put in since.
-
-        Args:
-            changed: its weights are others than at the last call.
-        """
+    def renew(self) -> None:
+        """See whether the model is still made of what it was; adapters, say, may have been put in since."""
         build = build_of(self._model)
         if build != self._build:
             self._build, self._straight = build, straight_decoder(self._model)
             self._proven.clear()
-        if self._straight is not None:
-            self._straight.renew(changed=changed)
 
     def __call__(self, cache: SlotCache, tokens_BT: Tensor, positions_BT: Tensor, shown_BTK: Tensor) -> Tensor:
         """Logits of the last position, [B, V]; `shown_BTK` is True where a token may look."""

@@ -62,7 +62,6 @@ class LocalEngine:
         self._prefill_tokens = prefill_tokens
         self._pool = self._new_pool()
         self._pool_arithmetic = self._arithmetic()
-        self._weights_changed = True
 
     def _new_pool(self) -> SlotPool:
         return SlotPool(layers=self.model.config.num_hidden_layers, cache_rows=self._cache_rows)
@@ -70,7 +69,6 @@ class LocalEngine:
     def sync(self, policy_version: int) -> None:
         self.policy_version = policy_version
         self._pool.clear()
-        self._weights_changed = True
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         """Completions in the order of `requests`.
@@ -133,8 +131,7 @@ class LocalEngine:
         arithmetic = self._arithmetic()
         if arithmetic != self._pool_arithmetic:
             self._pool, self._pool_arithmetic = self._new_pool(), arithmetic
-        self._forward.renew(changed=self._weights_changed)
-        self._weights_changed = False
+        self._forward.renew()
         training = [module for module in self.model.modules() if module.training]
         for module in training:
             module.training = False

@@ -1,13 +1,11 @@
 """Qwen3's decoder over a slot cache, without what transformers wraps around every module of it.
 
-The same function of the same weights, rounded otherwise: matrices with the same input are one, queries and keys are
-normed and rotated together, and a single token's attention is two matmuls a row.
+The same function of the same weights, rounded otherwise: queries and keys are normed and rotated together, and a
+single token's attention is two matmuls a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +17,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from rti_exp.engines.slots import SlotCache
 from rti_exp.models.qwen import is_plain_qwen3
 
-_JOINED_BYTES = 2**28
-"""Matrices of larger models are not put together: that takes their memory once more, and gains little."""
 _MERGED_HEADS = 2
 """Up to so many key heads of a row are one matmul: their blocks of zeros cost less than further calls."""
 
@@ -30,23 +26,8 @@ def straight_decoder(model: PreTrainedModel) -> StraightDecoder | None:
     return StraightDecoder(model) if is_plain_qwen3(model) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """Of one layer, what is made of several weights; a tuple of one where matrices are put together."""
-
-    heads: tuple[Tensor, ...]
-    """Queries, keys, values: [(H + 2 K) W, D]."""
-    norms_MW: Tensor
-    """The norm's weight of each query and key head."""
-    gates: tuple[Tensor, ...]
-    """Gate and up: [2 F, D]."""
-
-
 class StraightDecoder:
-    """Final hidden states of `model`; the caller sees to inference mode and to the head.
-
-    What is made of the weights is made anew by `renew`, which has to be called after each change.
-    """
+    """Final hidden states of `model`; the caller sees to inference mode and to the head."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model: Any = model
@@ -56,45 +37,11 @@ class StraightDecoder:
         self._width: int = config.head_dim
         self._epsilon: float = config.rms_norm_eps
         self._own_K1K1 = torch.eye(self._key_heads)[:, None, :, None]
-        self._layers: list[_Layer] = []
-        self._made_of: list[tuple[int, int]] = []
 
     @property
     def weight(self) -> Tensor:
         """The embedding's."""
         return self._model.model.embed_tokens.weight
-
-    def renew(self, *, changed: bool = False) -> None:
-        """Make the joined matrices again if weights were replaced, or changed in a way that autograd knows of.
-
-        Args:
-            changed: they were, whatever autograd knows.
-        """
-        made_of = [(weight.data_ptr(), weight._version) for weight in self._sources()]
-        if changed or made_of != self._made_of:
-            small = sum(weight.numel() * weight.element_size() for weight in self._sources()) <= _JOINED_BYTES
-            self._layers = [self._layer(layer, joined=small) for layer in self._model.model.layers]
-            self._made_of = made_of
-
-    def _sources(self) -> Iterator[Tensor]:
-        for layer in self._model.model.layers:
-            attention, mlp = layer.self_attn, layer.mlp
-            for module in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
-                yield module.weight
-            yield attention.q_norm.weight
-            yield attention.k_norm.weight
-
-    @torch.no_grad()
-    def _layer(self, layer: Any, *, joined: bool) -> _Layer:
-        attention, mlp = layer.self_attn, layer.mlp
-        heads = (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
-        gates = (mlp.gate_proj.weight, mlp.up_proj.weight)
-        query_W, key_W = attention.q_norm.weight, attention.k_norm.weight
-        return _Layer(
-            heads=(torch.cat(heads),) if joined else heads,
-            norms_MW=torch.cat((query_W.expand(self._heads, -1), key_W.expand(self._key_heads, -1))),
-            gates=(torch.cat(gates),) if joined else gates,
-        )
 
     def __call__(self, cache: SlotCache, tokens_BT: Tensor, positions_BT: Tensor, mask_B1TK: Tensor) -> Tensor:
         """[B, T, D] before the head."""
@@ -103,14 +50,14 @@ class StraightDecoder:
         angles_BT1P = (positions_BT[..., None].float() * decoder.rotary_emb.inv_freq)[:, :, None]
         cosine, sine = angles_BT1P.cos().to(states_BTD.dtype), angles_BT1P.sin().to(states_BTD.dtype)
         turn = torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1)
-        for index, (layer, made) in enumerate(zip(decoder.layers, self._layers, strict=True)):
+        for index, layer in enumerate(decoder.layers):
             normed_BTD = self._normed(states_BTD, layer.input_layernorm.weight)
-            heads_BTAW = _linear(normed_BTD, made.heads).unflatten(-1, (-1, self._width))
-            attended_BTD = self._attended(layer.self_attn, cache, index, heads_BTAW, made.norms_MW, turn, mask_B1TK)
+            attended_BTD = self._attended(layer.self_attn, cache, index, normed_BTD, turn, mask_B1TK)
             states_BTD = states_BTD + functional.linear(attended_BTD, layer.self_attn.o_proj.weight)
-            normed_BTD = self._normed(states_BTD, layer.post_attention_layernorm.weight)
-            gate, up = _linear(normed_BTD, made.gates).chunk(2, dim=-1)
-            states_BTD = states_BTD + functional.linear(functional.silu(gate) * up, layer.mlp.down_proj.weight)
+            normed_BTD, mlp = self._normed(states_BTD, layer.post_attention_layernorm.weight), layer.mlp
+            gate = functional.silu(functional.linear(normed_BTD, mlp.gate_proj.weight))
+            gate = gate * functional.linear(normed_BTD, mlp.up_proj.weight)
+            states_BTD = states_BTD + functional.linear(gate, mlp.down_proj.weight)
         return self._normed(states_BTD, decoder.norm.weight)
 
     def _normed(self, states: Tensor, weight: Tensor) -> Tensor:
@@ -119,38 +66,38 @@ class StraightDecoder:
         return (wide * scale).to(states.dtype) * weight
 
     def _attended(
-        self,
-        module: Any,
-        cache: SlotCache,
-        index: int,
-        heads_BTAW: Tensor,
-        norms_MW: Tensor,
-        turn: tuple[Tensor, Tensor],
-        mask_B1TK: Tensor,
+        self, module: Any, cache: SlotCache, index: int, normed_BTD: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor
     ) -> Tensor:
         """[B, T, H * W]."""
-        count, half = len(norms_MW), self._width // 2
-        both_BTMW = self._normed(heads_BTAW[:, :, :count], norms_MW)
+        queries, keys, values = (
+            functional.linear(normed_BTD, one.weight) for one in (module.q_proj, module.k_proj, module.v_proj)
+        )
+        both_BTMW = torch.cat((queries, keys), dim=-1).unflatten(-1, (-1, self._width))
+        query_W, key_W = module.q_norm.weight, module.k_norm.weight
+        weight_MW = torch.cat((query_W.expand(self._heads, -1), key_W.expand(self._key_heads, -1)))
+        both_BTMW, half = self._normed(both_BTMW, weight_MW), self._width // 2
         swapped_BTMW = torch.cat((both_BTMW[..., half:], both_BTMW[..., :half]), dim=-1)
         both_BMTW = (both_BTMW * turn[0] + swapped_BTMW * turn[1]).transpose(1, 2)
         queries_BHTW = both_BMTW[:, : self._heads]
-        keys, values = cache.update(both_BMTW[:, self._heads :], heads_BTAW[:, :, count:].transpose(1, 2), index)
-        if self._merges(queries_BHTW, keys, values):
-            return _single_token_attention(queries_BHTW, keys, values, mask_B1TK, self._own_K1K1, module.scaling)
-        attended, _ = sdpa_attention_forward(
-            module, queries_BHTW, keys, values, mask_B1TK, dropout=0.0, scaling=module.scaling
+        keys, values = cache.update(
+            both_BMTW[:, self._heads :], values.unflatten(-1, (-1, self._width)).transpose(1, 2), index
         )
-        return attended.flatten(2)
+        if self._merges(queries_BHTW, keys, values):
+            return _single_token_attention(queries_BHTW, keys, values, mask, self._own_K1K1, module.scaling)
+        if queries_BHTW.device.type == "cpu":  # without a copy of keys and values for each query head
+            attended_BHTW = functional.scaled_dot_product_attention(
+                queries_BHTW, keys, values, attn_mask=mask, scale=module.scaling, enable_gqa=True
+            )
+            return attended_BHTW.transpose(1, 2).flatten(2)
+        attended_BTHW, _ = sdpa_attention_forward(
+            module, queries_BHTW, keys, values, mask, dropout=0.0, scaling=module.scaling
+        )
+        return attended_BTHW.flatten(2)
 
     def _merges(self, queries_BHTW: Tensor, keys: Tensor, values: Tensor) -> bool:
         on_cpu = queries_BHTW.device.type == "cpu" and queries_BHTW.shape[2] == 1
         in_float = keys.dtype == values.dtype == queries_BHTW.dtype == torch.float32
         return on_cpu and in_float and self._key_heads <= _MERGED_HEADS
-
-
-def _linear(states_BTD: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
-    made = [functional.linear(states_BTD, weight) for weight in weights]
-    return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
 
 
 def _single_token_attention(

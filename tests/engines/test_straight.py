@@ -74,16 +74,6 @@ def test_it_gives_what_the_model_gives(heads: int) -> None:
     assert_alike(answers(model, taken=True), answers(model, taken=False))
 
 
-def test_large_models_keep_their_matrices_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    model: Any = qwen()
-    joined = answers(model, taken=True)
-    monkeypatch.setattr(straight, "_JOINED_BYTES", 0)
-    assert_alike(answers(model, taken=True), joined)
-    decoder = StraightDecoder(model)
-    decoder.renew()
-    assert decoder._layers[0].heads[1] is model.model.layers[0].self_attn.k_proj.weight
-
-
 @pytest.mark.parametrize("autocast", [False, True])
 def test_half_precision_is_near(autocast: bool) -> None:
     model: Any = qwen(initializer_range=0.1)
