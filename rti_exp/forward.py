@@ -16,6 +16,8 @@ from rti_exp.models.packed import PackedDecoder
 from rti_exp.models.packing import pack
 from rti_exp.models.qwen import build_of, is_plain_qwen3
 
+PACKED_BYTES = 2**28
+"""Larger models are called as they are: the packed decoder makes a second copy of most weights, for a micro-batch."""
 ROUNDING = 1e-4
 """The packed decoder is taken if its states differ from the model's by no more than this part of the largest."""
 
@@ -37,7 +39,7 @@ class TrainedPositions:
     decoder and head alone do not give the model's own logits (soft-capping, scaling, an architecture that cannot be
     taken apart), all logits are computed and then gathered.
 
-    A plain Qwen3 in float32 on the CPU is trained without padding, and what rows have in common is computed once
+    A small plain Qwen3 in float32 on the CPU is trained without padding, and what rows have in common is computed once
     (`packs`). Whether that gives what the model gives is tried out first.
     """
 
@@ -60,8 +62,10 @@ class TrainedPositions:
 
     def _tried_out(self) -> PackedDecoder | None:
         known = self._parts is not None and is_plain_qwen3(self.model)
-        in_float = {parameter.dtype for parameter in self.model.parameters()} == {torch.float32}
-        if not known or not in_float or self.model.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        weights = list(self.model.parameters())
+        small = sum(weight.numel() * weight.element_size() for weight in weights) <= PACKED_BYTES
+        in_float = {weight.dtype for weight in weights} == {torch.float32} and not torch.is_autocast_enabled("cpu")
+        if not known or not small or not in_float or self.model.device.type != "cpu":
             return None
         packed = PackedDecoder(self.model)
         return packed if _gives_the_decoders_states(self.model, packed) else None

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rti_exp import forward as forward_module
 from rti_exp.batch import Batch, micro_batches
 from rti_exp.forward import TrainedPositions
 from rti_exp.models import fused
@@ -137,6 +138,14 @@ def recomputed() -> Any:
 )
 def test_other_models_are_called_as_they_are(make: Callable[[], Any]) -> None:
     assert not TrainedPositions(make()).packs
+
+
+def test_large_models_are_called_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    bytes_of_weights = sum(4 * parameter.numel() for parameter in tiny_model().parameters())
+    monkeypatch.setattr(forward_module, "PACKED_BYTES", bytes_of_weights)
+    assert TrainedPositions(tiny_model()).packs
+    monkeypatch.setattr(forward_module, "PACKED_BYTES", bytes_of_weights - 1)
+    assert not TrainedPositions(tiny_model()).packs
 
 
 def test_autocast_takes_the_models_own_way() -> None:
