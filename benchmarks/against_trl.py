@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="processes of each side")
     parser.add_argument("--steps", type=int, default=3, help="steps of each process; the first is not counted")
     parser.add_argument("--micro-batch", type=int, default=32, help="TRL's episodes of one forward and backward pass")
-    parser.add_argument("--micro-batch-tokens", type=int, default=1024, help="rti_exp's, padded")
+    parser.add_argument("--micro-batch-tokens", type=int, default=4096, help="rti_exp's")
     parser.add_argument("--trainer", default="cpu", choices=("cpu", "gpu"))
     parser.add_argument("--width", type=int, default=128, help="of the random model: 128 is the tiny policy's")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)

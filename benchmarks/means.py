@@ -63,8 +63,14 @@ def nothing_kept(_made: Any) -> Iterator[None]:
 
 
 @contextmanager
+def padded_update(made: Any) -> Iterator[None]:
+    made.module._policy_forward._tried_out = lambda: None
+    yield
+
+
+@contextmanager
 def all_logits(made: Any) -> Iterator[None]:
-    made.module._policy_forward._parts = None
+    made.module._policy_forward._parts = None  # which cannot be packed either
     yield
 
 
@@ -83,6 +89,7 @@ def scored_twice(_made: Any) -> Iterator[None]:
 @contextmanager
 def compiled(made: Any) -> Iterator[None]:
     forward = made.module._policy_forward
+    forward._tried_out = lambda: None
     decoder, head = forward._parts
     forward._parts = (torch.compile(decoder, dynamic=True), head)
     yield
@@ -107,9 +114,10 @@ ARMS = (
     Arm("new memory filled (deterministic mode's default)", change=filled_memory),
     Arm("validator: one step a call", ("validator.steps_per_call=1",)),
     Arm("gate and rho scored in two passes", change=scored_twice),
-    Arm("update in one padded batch", ("algorithm.micro_batch_tokens=1000000",)),
+    Arm("update padded, the decoder as transformers runs it", change=padded_update),
+    Arm("update in one batch", ("algorithm.micro_batch_tokens=1000000",)),
     Arm("micro-batches of 1,024 tokens, not 4,096", ("algorithm.micro_batch_tokens=1024",)),
-    Arm("logits of all tokens", change=all_logits),
+    Arm("update padded, with logits of all tokens", change=all_logits),
     Arm("bf16 autocast", ("trainer.precision=bf16-mixed",)),
 )
 COMPILE = Arm("torch.compile of the training pass", change=compiled)

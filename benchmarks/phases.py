@@ -5,7 +5,8 @@
 The embedded world and policy with `gate.delta=5` (RTI) and 0 (GRPO), in turns, each from the untrained weights, and
 GRPO on work of fixed length (benchmarks/fixed_work.py). Operations: 2 for each weight that a token passes forward (the
 head's only where logits are wanted), 6 where it is trained, and 4 or 12 times layers * heads * head width * context
-for its attention. Tokens are those that the work needs: no padding, no finished rows. The rate is that of a plain
+for its attention. Tokens are those that the work needs: no padding, no finished rows; of the update, all that the rows
+hold, and in a second line those that are left where rows begin alike. The rate is that of a plain
 matmul, measured between the iterations. RTI's machinery (roles, scoring, continuing) is told apart from the tokens that
 it adds to train.
 """
@@ -27,7 +28,9 @@ from fixed_work import endless_turns, keys, save_model
 from measure import experiment, machine, matmul_rate, median, table
 from pytorch_lightning import Callback
 
-PHASES = ("rollout", "roles", "score", "update")
+ONCE = "update, shared tokens once"
+"""The update again, against the floor of what is left where rows begin alike: the part that needs computing."""
+PHASES = ("rollout", "roles", "score", "update", ONCE)
 
 
 @dataclass
@@ -63,8 +66,10 @@ def count_into(counts: Counts) -> None:
     from rti_exp.engines.local import LocalEngine
     from rti_exp.forward import TrainedPositions
     from rti_exp.intervention.meter import Meter
+    from rti_exp.models.packed import PackedDecoder
 
     feed, stage, generate, train = SlotForward.feed, Meter.stage, LocalEngine._generate, TrainedPositions.__call__
+    decode = PackedDecoder.__call__
 
     def counted_feed(self: Any, cache: Any, spans: Sequence[Any], **rest: Any) -> Any:
         for span in spans:
@@ -85,6 +90,12 @@ def count_into(counts: Counts) -> None:
         counts.add("update", sum(lengths), int(batch.loss_mask_BT.sum()), contexts)
         return train(self, batch)
 
+    def counted_packed(self: Any, packing: Any, tokens_M: Any) -> Any:
+        if torch.is_grad_enabled():
+            contexts = int((packing.positions_N + 1).sum())
+            counts.add(ONCE, len(packing.token_ids_N), len(tokens_M), contexts)
+        return decode(self, packing, tokens_M)
+
     @contextmanager
     def counted_stage(self: Any, name: str) -> Iterator[None]:
         counts.phase = "rollout" if name == "continue" else name
@@ -97,6 +108,7 @@ def count_into(counts: Counts) -> None:
     SlotForward.feed = counted_feed  # pyright: ignore[reportAttributeAccessIssue]
     LocalEngine._generate = counted_generate  # pyright: ignore[reportAttributeAccessIssue]
     TrainedPositions.__call__ = counted_training  # pyright: ignore[reportAttributeAccessIssue]
+    PackedDecoder.__call__ = counted_packed  # pyright: ignore[reportAttributeAccessIssue]
     Meter.stage = counted_stage  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -108,7 +120,7 @@ def operations(model: Any, phase: str, work: Work) -> float:
         body -= head
     attention = 4 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * work.contexts
     forward = 2 * (body * work.tokens + head * work.logits) + attention
-    return forward * (3 if phase == "update" else 1)
+    return forward * (3 if phase in ("update", ONCE) else 1)
 
 
 class Meter(Callback):
@@ -130,6 +142,7 @@ class Meter(Callback):
         row = {name: value for name, value in pl_module.last_metrics.items() if value is not None}
         row |= {f"floor/{phase}": operations(pl_module.model, phase, work[phase]) / rate for phase in PHASES}
         row |= {f"tokens/{phase}": work[phase].tokens for phase in PHASES}
+        row[f"time/{ONCE}"] = row["time/update"]
         row["continue"] = steps_in.seconds.get("continue", 0.0) if steps_in is not None else 0.0
         self.rows.append({**row, "seconds": seconds, "processor": processor, "rate": rate})
 

@@ -209,9 +209,12 @@ def mini_batches(samples: Sequence[Sample], updates: int, seed: int, iteration: 
 
 
 def micro_batches(
-    samples: Sequence[Sample], *, max_tokens: int, total_trained_tokens: int, pad_id: int = 0
+    samples: Sequence[Sample], *, max_tokens: int, total_trained_tokens: int, pad_id: int = 0, packed: bool = False
 ) -> list[Batch]:
     """Batches of samples of similar length, longest first, each of at most `max_tokens` padded tokens.
+
+    Where padding costs nothing (`packed`) it is not counted, and the samples of a task stay together, since they begin
+    alike.
 
     Each segment of a sample is a row of its own. One longer than that gets a batch of its own. The sum of the
     batches' losses and its gradient do not depend on `max_tokens`.
@@ -221,6 +224,7 @@ def micro_batches(
         max_tokens: Padded tokens B * T of one batch.
         total_trained_tokens: Of the whole iteration.
         pad_id: Any id that the model's embedding knows.
+        packed: As `rti_exp.forward.TrainedPositions.packs`.
 
     Raises:
         ValueError: a sample whose first token is trained, or that has no trained token.
@@ -228,17 +232,21 @@ def micro_batches(
     samples = [row for sample in samples for row in segments(sample)]
     if any(sample.loss_mask[:1] == (True,) for sample in samples):
         raise ValueError("the first token of a sample cannot be trained: nothing predicts it")
-    ordered = sorted(samples, key=lambda sample: (-_needed_length(sample), sample.task_id, sample.member))
-    batches: list[Batch] = []
-    chunk: list[Sample] = []
+    if packed:
+        ordered = sorted(samples, key=lambda sample: (sample.task_id, -_needed_length(sample), sample.member))
+    else:
+        ordered = sorted(samples, key=lambda sample: (-_needed_length(sample), sample.task_id, sample.member))
+    chunks: list[list[Sample]] = []
+    taken = 0
     for sample in ordered:
-        if chunk and (len(chunk) + 1) * _needed_length(chunk[0]) > max_tokens:
-            batches.append(_pad(chunk, total_trained_tokens, pad_id))
-            chunk = []
-        chunk.append(sample)
-    if chunk:
-        batches.append(_pad(chunk, total_trained_tokens, pad_id))
-    return batches
+        length = _needed_length(sample)
+        width = length if packed or not chunks else _needed_length(chunks[-1][0])
+        if not chunks or taken + width > max_tokens:
+            chunks.append([])
+            taken, width = 0, length
+        chunks[-1].append(sample)
+        taken += width
+    return [_pad(chunk, total_trained_tokens, pad_id) for chunk in chunks]
 
 
 def _needed_length(sample: Sample) -> int:

@@ -10,10 +10,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rti_exp.batch import Batch
+from rti_exp.models.fused import chosen_log_probs
 from rti_exp.models.head import can_be_chunked, chunked_log_probs
+from rti_exp.models.packed import PackedDecoder
+from rti_exp.models.packing import pack
+from rti_exp.models.qwen import build_of, is_plain_qwen3
 
-ENTROPY_ROWS = 1024
-"""Positions whose entropy is computed at once: a bound on memory, never the result."""
+PACKED_BYTES = 2**28
+"""Larger models are called as they are: the packed decoder makes a second copy of most weights, for a micro-batch."""
+ROUNDING = 1e-4
+"""The packed decoder is taken if its states differ from the model's by no more than this part of the largest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,54 +38,69 @@ class TrainedPositions:
     are gathered before the head, and a head with a large vocabulary is applied to a chunk of them at a time. Where
     decoder and head alone do not give the model's own logits (soft-capping, scaling, an architecture that cannot be
     taken apart), all logits are computed and then gathered.
+
+    A small plain Qwen3 in float32 on the CPU is trained without padding, and what rows have in common is computed once
+    (`packs`). Whether that gives what the model gives is tried out first.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         parts = _decoder_and_head(model)
         self.gathers_hidden = parts is not None and _gives_the_models_logits(model, *parts)
-        """Whether the cheap way is in use."""
+        """Whether hidden states are gathered before the head."""
         self._parts = parts if self.gathers_hidden else None
+        self._packed: PackedDecoder | None = None
+        self._tried: object = None
+
+    @property
+    def packs(self) -> bool:
+        """Whether a batch's padding costs nothing, and what its rows begin with alike is computed once."""
+        state = (build_of(self.model), self.model.dtype, self.model.device, torch.is_autocast_enabled("cpu"))
+        if state != self._tried:
+            self._packed, self._tried = self._tried_out(), state
+        return self._packed is not None
+
+    def _tried_out(self) -> PackedDecoder | None:
+        known = self._parts is not None and is_plain_qwen3(self.model)
+        weights = list(self.model.parameters())
+        small = sum(weight.numel() * weight.element_size() for weight in weights) <= PACKED_BYTES
+        in_float = {weight.dtype for weight in weights} == {torch.float32} and not torch.is_autocast_enabled("cpu")
+        if not known or not small or not in_float or self.model.device.type != "cpu":
+            return None
+        packed = PackedDecoder(self.model)
+        return packed if _gives_the_decoders_states(self.model, packed) else None
 
     def __call__(self, batch: Batch) -> TokenLogProbs:
         rows_N, columns_N = batch.loss_mask_BT.nonzero(as_tuple=True)
-        input_ids_BT, targets_N = batch.token_ids_BT[:, :-1], batch.token_ids_BT[rows_N, columns_N]
-        if self._parts is not None and can_be_chunked(self._parts[1]):
-            hidden_ND = self._hidden(self._parts[0], input_ids_BT, rows_N, columns_N - 1)
-            log_probs_N, entropy_N = chunked_log_probs(cast(nn.Linear, self._parts[1]), hidden_ND, targets_N)
+        targets_N = batch.token_ids_BT[rows_N, columns_N]
+        if self._parts is None:
+            token_ids_BT = batch.token_ids_BT[:, :-1]
+            logits_NV = self.model(input_ids=token_ids_BT, use_cache=False).logits[rows_N, columns_N - 1]
+            log_probs_N, entropy_N = chosen_log_probs(_at_least_float(logits_NV), targets_N)
         else:
-            logits_NV = self._logits(input_ids_BT, rows_N, columns_N - 1)
-            if logits_NV.dtype in (torch.float16, torch.bfloat16):
-                logits_NV = logits_NV.float()
-            log_probs_N = logits_NV.gather(1, targets_N[:, None])[:, 0] - logits_NV.logsumexp(dim=1)
-            entropy_N = _entropy(logits_NV)
+            hidden_ND, head = self._hidden(batch, rows_N, columns_N - 1), self._parts[1]
+            if can_be_chunked(head):
+                log_probs_N, entropy_N = chunked_log_probs(cast(nn.Linear, head), hidden_ND, targets_N)
+            else:
+                log_probs_N, entropy_N = chosen_log_probs(_at_least_float(head(hidden_ND)), targets_N)
         zeros_BT = torch.zeros(batch.loss_mask_BT.shape, dtype=log_probs_N.dtype, device=log_probs_N.device)
         return TokenLogProbs(
             log_probs_BT=zeros_BT.index_put((rows_N, columns_N), log_probs_N),
             entropy_BT=zeros_BT.index_put((rows_N, columns_N), entropy_N),
         )
 
-    @staticmethod
-    def _hidden(decoder: nn.Module, token_ids_BT: Tensor, rows_N: Tensor, columns_N: Tensor) -> Tensor:
-        return decoder(input_ids=token_ids_BT, use_cache=False).last_hidden_state[rows_N, columns_N]
+    def _hidden(self, batch: Batch, rows_N: Tensor, columns_N: Tensor) -> Tensor:
+        if self.packs and self._packed is not None:
+            lengths = (batch.lengths_B - 1).tolist()
+            packing = pack([row[:length] for row, length in zip(batch.token_ids_BT.tolist(), lengths, strict=True)])
+            return self._packed(packing, packing.tokens_BT[rows_N, columns_N])
+        assert self._parts is not None
+        token_ids_BT = batch.token_ids_BT[:, :-1]
+        return self._parts[0](input_ids=token_ids_BT, use_cache=False).last_hidden_state[rows_N, columns_N]
 
-    def _logits(self, token_ids_BT: Tensor, rows_N: Tensor, columns_N: Tensor) -> Tensor:
-        if self._parts is None:
-            return self.model(input_ids=token_ids_BT, use_cache=False).logits[rows_N, columns_N]
-        decoder, head = self._parts
-        return head(self._hidden(decoder, token_ids_BT, rows_N, columns_N))
 
-
-@torch.no_grad()
-def _entropy(logits_NV: Tensor) -> Tensor:
-    chunks = []
-    for chunk_NV in logits_NV.split(ENTROPY_ROWS):
-        log_probs_NV = chunk_NV.log_softmax(dim=1)
-        products_NV = log_probs_NV.exp()
-        # xlogy-like: a probability of 0 contributes 0, not 0 * -inf.
-        products_NV *= log_probs_NV.clamp_(min=torch.finfo(log_probs_NV.dtype).min)
-        chunks.append(-products_NV.sum(dim=1))
-    return torch.cat(chunks)
+def _at_least_float(logits_NV: Tensor) -> Tensor:
+    return logits_NV.float() if logits_NV.dtype in (torch.float16, torch.bfloat16) else logits_NV
 
 
 def _decoder_and_head(model: PreTrainedModel) -> tuple[nn.Module, nn.Module] | None:
@@ -102,3 +123,19 @@ def _gives_the_models_logits(model: PreTrainedModel, decoder: nn.Module, head: n
     if hidden_BTD is None or hidden_BTD.shape[-1] != getattr(head, "in_features", None):
         return False
     return torch.allclose(head(hidden_BTD), whole_BTV, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def _gives_the_decoders_states(model: PreTrainedModel, packed: PackedDecoder) -> bool:
+    """Tried out on rows of different lengths with a beginning in common, long and short ones."""
+    vocabulary = model.config.get_text_config().vocab_size
+    rows = [
+        [(7 * place + number * (place > 5)) % vocabulary for place in range(130 - 37 * number)] for number in range(4)
+    ]
+    packing = pack(rows)
+    for number, row in enumerate(rows):
+        tokens_T = packing.tokens_BT[number, : len(row)]
+        own_TD = model.get_decoder()(input_ids=torch.tensor([row]), use_cache=False).last_hidden_state[0]
+        if not (packed(packing, tokens_T) - own_TD).abs().max() <= ROUNDING * own_TD.abs().max():
+            return False
+    return True

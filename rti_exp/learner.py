@@ -248,7 +248,12 @@ class RTIModule(LightningModule):
         for part, count in zip(parts, counts, strict=True):
             if not count:
                 continue
-            batches = micro_batches(part, max_tokens=self.settings.micro_batch_tokens, total_trained_tokens=total)
+            batches = micro_batches(
+                part,
+                max_tokens=self.settings.micro_batch_tokens,
+                total_trained_tokens=total,
+                packed=self._policy_forward.packs,
+            )
             if self._sharded is not None:  # every pass gathers weights: all ranks have to make as many
                 most = int(max_over_ranks(torch.tensor(len(batches), device=self.device)).item())
                 batches = [*batches, *(idle_batch(total) for _ in range(most - len(batches)))]

@@ -91,7 +91,7 @@ class UpdateSettings:
     weight_decay: float = 0.0
     gradient_clip: float = 1.0
     micro_batch_tokens: int = 4096
-    """Padded tokens of one forward and backward; memory only, never the result."""
+    """Tokens of one forward and backward, padding included where there is any; memory only, never the result."""
 
     def __post_init__(self) -> None:
         _check(self.updates >= 1, "algorithm.updates", self.updates, "an integer >= 1")

@@ -50,6 +50,11 @@ class ShardedPolicy:
         self.model.trained_positions = MethodType(trained_positions, self.model)  # pyright: ignore
         register_fsdp_forward_method(self.model, "trained_positions")
 
+    @property
+    def packs(self) -> bool:
+        """Never: a sharded model is called as it is (`rti_exp.forward.TrainedPositions.packs`)."""
+        return False
+
     def __call__(self, batch: Batch) -> TokenLogProbs:
         log_probs_BT, entropy_BT = self.model.trained_positions(batch)  # pyright: ignore[reportCallIssue]
         return TokenLogProbs(log_probs_BT=log_probs_BT, entropy_BT=entropy_BT)

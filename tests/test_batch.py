@@ -167,10 +167,20 @@ def test_a_sample_over_the_budget_gets_a_batch_of_its_own() -> None:
     assert [batch.lengths_B.tolist() for batch in batches] == [[9], [2, 2]]
 
 
-def test_order_of_the_samples_does_not_matter() -> None:
+def test_packed_batches_keep_a_task_together_and_count_no_padding() -> None:
+    samples = [sample(3, member=1), sample(5, member=2), sample(2, member=3), sample(4, member=4)]
+    samples = [replace(one, task_id=task) for one, task in zip(samples, "abab", strict=True)]
+    first, second = micro_batches(samples, max_tokens=10, total_trained_tokens=1, packed=True)
+    # Task a: 3 and 2 tokens, task b: 5 and 4; 3 + 2 + 5 is the budget.
+    assert first.token_ids_BT[:, 0].tolist() == [100, 300, 200]
+    assert second.token_ids_BT.tolist() == [[400, 401, 402, 403]]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_order_of_the_samples_does_not_matter(packed: bool) -> None:
     samples = [sample(3, member=member) for member in range(5)]
-    forward = micro_batches(samples, max_tokens=6, total_trained_tokens=1)
-    backward = micro_batches(samples[::-1], max_tokens=6, total_trained_tokens=1)
+    forward = micro_batches(samples, max_tokens=6, total_trained_tokens=1, packed=packed)
+    backward = micro_batches(samples[::-1], max_tokens=6, total_trained_tokens=1, packed=packed)
     assert [one.token_ids_BT.tolist() for one in forward] == [one.token_ids_BT.tolist() for one in backward]
 
 

@@ -61,13 +61,19 @@ def a_batch(rows: int, length: int, vocabulary: int) -> Batch:
     """The part of a batch that a forward pass reads: all tokens but the first are trained."""
     mask_BT = torch.ones((rows, length), dtype=torch.bool)
     mask_BT[:, 0] = False
-    return cast(Batch, SimpleNamespace(token_ids_BT=torch.randint(vocabulary, (rows, length)), loss_mask_BT=mask_BT))
+    ids_BT = torch.randint(vocabulary, (rows, length))
+    return cast(
+        Batch, SimpleNamespace(token_ids_BT=ids_BT, loss_mask_BT=mask_BT, lengths_B=torch.full((rows,), length))
+    )
 
 
-def measured_update(folder: Path, rows: int, length: int) -> int:
+def measured_update(folder: Path, rows: int, length: int, *, packed: bool) -> int:
     """Peak bytes of two micro-batches and an optimizer step, weights included."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    if not packed:
+        model.register_forward_hook(lambda *_: None)  # a model with hooks is called as it is
     forward = TrainedPositions(model)
+    assert forward.packs is packed
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for parameter in model.parameters():  # the moments are there from the second step on
         parameter.grad = torch.zeros_like(parameter)
@@ -89,9 +95,10 @@ def test_the_peak_of_an_update_is_what_one_takes(composed: Callable[..., DictCon
     folder = policy_folder("builtin:tiny")
     found = sizes(config, AutoConfig.from_pretrained(folder))
     estimate = plan(found, strategy="one", devices=1)
-    measured = measured_update(folder, tokens // length, length)
-    # The engine's cache is not part of this measurement.
+    # The engine's cache is not part of these measurements.
+    measured = measured_update(folder, tokens // length, length, packed=False)
     assert estimate.update - estimate.cache == pytest.approx(measured, rel=TOLERANCE)
+    assert measured_update(folder, tokens // length, length, packed=True) < measured
 
 
 def test_the_cache_is_what_the_engine_takes(composed: Callable[..., DictConfig]) -> None:

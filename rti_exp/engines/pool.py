@@ -68,6 +68,8 @@ class SlotPool:
         rows = [*claimed, *free]
         # One position more than asked: a last one that no row uses, for padding to be written to.
         slots = max(total, *(row.slot + 1 for row in rows))
+        if slots > self.cache.slot_count:  # twice as many, so that it grows a few times only
+            slots = max(slots, min(2 * self.cache.slot_count, len(self.index.rows)))
         self.cache.reserve(_rounded(slots, _SLOT_STEP), _rounded(room + 1, _LENGTH_STEP))
         self._gather(rows, total, overwritten=set(free))
         return self._fill(sequences, limits, copies, found, extended, free)

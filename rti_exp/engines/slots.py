@@ -110,10 +110,12 @@ class SlotCache(Cache):
         """The first `length` positions of each source slot into the target slot beside it."""
         if not targets or length == 0:
             return
-        for layer in self._slot_layers:
-            for stored in layer.tensors():
-                from_slots = torch.tensor(sources, device=stored.device)
-                stored[torch.tensor(targets, device=stored.device), :length] = stored[from_slots, :length]
+        stores = [stored for layer in self._slot_layers for stored in layer.tensors()]
+        place = stores[0].device if stores else None
+        from_slots, to_slots = (torch.tensor(slots, device=place) for slots in (sources, targets))
+        for stored in stores:
+            shown = stored[:, :length]
+            shown.index_copy_(0, to_slots, shown.index_select(0, from_slots))
 
     def swap(self, first: Sequence[int], second: Sequence[int], length: int) -> None:
         """Exchange the first `length` positions of slots, pair by pair; no slot may come twice."""

@@ -1,0 +1,220 @@
+"""Parts of a decoder layer as single steps of autograd, on rows of packed tokens.
+
+Each is the plain formula; what it saves over autograd's own way is passes over memory: of a small model's update a
+third goes into norms, rotation and gates, not into matmuls. On one core in float32; tested against autograd.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional
+
+SAFE_SCORE = 40.0
+"""Attention scores of at most this size need no maximum taken off before exp."""
+_BLOCK = 48
+"""Queries whose scores are computed at once: what follows their last one is not computed."""
+_SHORTEST, _LONGEST = 97, 512
+"""Other rows take torch's kernel, which is as fast on short ones and keeps no scores of long ones."""
+
+
+def normed_linear(states_ND: Tensor, weight_CD: Tensor, epsilon: float) -> Tensor:
+    """x / rms(x) @ weight^T, [N, C]; a norm's own weight belongs into `weight_CD`: (W diag(w)) n = W (w n)."""
+    return _NormedLinear.apply(states_ND, weight_CD, epsilon)  # pyright: ignore[reportReturnType]
+
+
+class _NormedLinear(Function):
+    @staticmethod
+    def forward(ctx: Any, states_ND: Tensor, weight_CD: Tensor, epsilon: float) -> Tensor:
+        scale_N1 = states_ND.pow(2).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+        normed_ND = states_ND * scale_N1
+        ctx.save_for_backward(normed_ND, scale_N1, weight_CD)
+        return normed_ND @ weight_CD.T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        normed_ND, scale_N1, weight_CD = ctx.saved_tensors
+        weight_gradient = gradients[0].T @ normed_ND
+        return _unnormed(gradients[0] @ weight_CD, normed_ND, scale_N1), weight_gradient, None
+
+
+def _unnormed(gradient: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
+    """Gradient of x from that of n = x / rms(x): scale * (g - n mean(n g)). Overwrites `gradient`."""
+    along = (gradient * normed).mean(-1, keepdim=True)
+    return gradient.addcmul_(normed, along, value=-1).mul_(scale)
+
+
+def gated(gate_and_up_NF: Tensor) -> Tensor:
+    """silu(first half of the columns) * second half, [N, F / 2]."""
+    return _Gated.apply(gate_and_up_NF)  # pyright: ignore[reportReturnType]
+
+
+class _Gated(Function):
+    @staticmethod
+    def forward(ctx: Any, gate_and_up_NF: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_and_up_NF)
+        gate, up = gate_and_up_NF.chunk(2, dim=1)
+        return functional.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gate_and_up_NF,) = ctx.saved_tensors
+        gate, up = gate_and_up_NF.chunk(2, dim=1)
+        made = torch.empty_like(gate_and_up_NF)
+        gate_gradient, up_gradient = made.chunk(2, dim=1)
+        share = torch.sigmoid(gate)
+        silu = gate * share
+        torch.mul(gradients[0], silu, out=up_gradient)
+        # silu' = s + x s (1 - s)
+        slope = share.addcmul_(silu, 1 - share)
+        torch.mul(slope.mul_(up), gradients[0], out=gate_gradient)
+        return made
+
+
+def turned_heads(heads_NAW: Tensor, weight_MW: Tensor, turn_N1P: Tensor, epsilon: float) -> Tensor:
+    """The first M heads normed, each by its weight, and rotated; the others as they are. [N, A, W].
+
+    Args:
+        heads_NAW: queries, keys, values; a pair to rotate is two neighbours of the last axis.
+        weight_MW: of queries and keys.
+        turn_N1P: cos + i sin of each token's angles, P = W / 2.
+    """
+    return _TurnedHeads.apply(heads_NAW, weight_MW, turn_N1P, epsilon)  # pyright: ignore[reportReturnType]
+
+
+def _pairs(states: Tensor) -> Tensor:
+    """[..., W] -> complex [..., W / 2]."""
+    return torch.view_as_complex(states.unflatten(-1, (-1, 2)))
+
+
+class _TurnedHeads(Function):
+    @staticmethod
+    def forward(ctx: Any, heads_NAW: Tensor, weight_MW: Tensor, turn_N1P: Tensor, epsilon: float) -> Tensor:
+        count = len(weight_MW)
+        states_NMW = heads_NAW[:, :count]
+        scale_NM1 = states_NMW.pow(2).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+        normed_NMW = states_NMW * scale_NM1
+        made = torch.empty_like(heads_NAW)
+        made[:, :count] = torch.view_as_real(_pairs(normed_NMW * weight_MW).mul_(turn_N1P)).flatten(2)
+        made[:, count:] = heads_NAW[:, count:]
+        ctx.save_for_backward(normed_NMW, scale_NM1, weight_MW, turn_N1P)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        normed_NMW, scale_NM1, weight_MW, turn_N1P = ctx.saved_tensors
+        count = len(weight_MW)
+        turned_back = _pairs(gradients[0][:, :count].contiguous()) * turn_N1P.conj()
+        gradient_NMW = torch.view_as_real(turned_back).flatten(2)
+        weight_gradient = (gradient_NMW * normed_NMW).sum(0)
+        made = torch.empty_like(gradients[0])
+        made[:, :count] = _unnormed(gradient_NMW.mul_(weight_MW), normed_NMW, scale_NM1)
+        made[:, count:] = gradients[0][:, count:]
+        return made, weight_gradient, None, None
+
+
+def causal_attention(queries: Tensor, keys: Tensor, values: Tensor, *, largest_score: float) -> Tensor:
+    """softmax(q k^T / sqrt(W)) v, a token seeing itself and what is before it; [B, heads, T, W].
+
+    Args:
+        queries: [B, heads, T, W].
+        keys, values: [B, key heads, T, W]; as many queries' heads in a row share one.
+        largest_score: no |q k^T| / sqrt(W) is larger.
+    """
+    if not _SHORTEST <= queries.shape[2] <= _LONGEST:
+        return functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+    return _CausalAttention.apply(queries, keys, values, largest_score)  # pyright: ignore[reportReturnType]
+
+
+class _CausalAttention(Function):
+    """R rows are pairs of a row and a key head, whose queries of all G heads make one matmul with its keys."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, largest_score: float) -> Tensor:
+        rows, heads, length, width = queries.shape
+        grouped = queries.unflatten(1, (keys.shape[1], -1))
+        keys_RTW, values_RTW = keys.flatten(0, 1), values.flatten(0, 1)
+        made = torch.empty_like(grouped, memory_format=torch.contiguous_format)
+        saved: list[Tensor] = []
+        for start in range(0, length, _BLOCK):
+            block = slice(start, min(start + _BLOCK, length))
+            queries_RMW = (grouped[:, :, :, block] * width**-0.5).flatten(2, 3).flatten(0, 1)
+            weights_RMT = torch.bmm(queries_RMW, keys_RTW[:, : block.stop].transpose(1, 2))
+            _exponentials(weights_RMT, block, largest_score)
+            sums_RM1 = weights_RMT.sum(-1, keepdim=True)
+            found_RMW = torch.bmm(weights_RMT, values_RTW[:, : block.stop]).div_(sums_RM1)
+            made[:, :, :, block] = found_RMW.view_as(made[:, :, :, block])
+            saved += [queries_RMW, weights_RMT, sums_RM1]
+        ctx.save_for_backward(keys_RTW, values_RTW, made, *saved)
+        return made.view(rows, heads, length, width)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        keys_RTW, values_RTW, made, *saved = ctx.saved_tensors
+        rows, key_heads, group, length, width = made.shape
+        gradient = gradients[0].unflatten(1, (key_heads, group))
+        # d score = weight / sum * (g v^T - g o): with -g o beside g and a column of ones beside v it is one matmul.
+        beside = torch.cat((gradient, -(gradient * made).sum(-1, keepdim=True)), dim=-1)
+        values_and_ones = functional.pad(values_RTW, (0, 1), value=1.0)
+        queries_gradient = torch.empty_like(made)
+        keys_gradient, values_gradient = torch.zeros_like(keys_RTW), torch.zeros_like(values_RTW)
+        for number, start in enumerate(range(0, length, _BLOCK)):
+            block = slice(start, min(start + _BLOCK, length))
+            queries_RMW, weights_RMT, sums_RM1 = saved[3 * number : 3 * number + 3]
+            beside_RMX = beside[:, :, :, block].flatten(2, 3).flatten(0, 1) / sums_RM1
+            values_gradient[:, : block.stop] += torch.bmm(weights_RMT.transpose(1, 2), beside_RMX[..., :width])
+            scores_RMT = torch.bmm(beside_RMX, values_and_ones[:, : block.stop].transpose(1, 2)).mul_(weights_RMT)
+            found_RMW = torch.bmm(scores_RMT, keys_RTW[:, : block.stop]).mul_(width**-0.5)
+            queries_gradient[:, :, :, block] = found_RMW.view_as(made[:, :, :, block])
+            keys_gradient[:, : block.stop] += torch.bmm(scores_RMT.transpose(1, 2), queries_RMW)
+        unflat = (rows, key_heads, length, width)
+        return (
+            queries_gradient.view(rows, key_heads * group, length, width),
+            keys_gradient.view(unflat),
+            values_gradient.view(unflat),
+            None,
+        )
+
+
+def _exponentials(scores_RMT: Tensor, block: slice, largest_score: float) -> None:
+    """In place: exp of the scores of queries `block`, up to a factor for each row, 0 where the key comes later."""
+    own = scores_RMT.unflatten(1, (-1, block.stop - block.start))[..., block]  # [R, G, block, block]
+    if largest_score > SAFE_SCORE:
+        later = torch.ones(own.shape[-2:], dtype=torch.bool, device=own.device).triu_(1)
+        own.masked_fill_(later, -torch.inf)
+        scores_RMT -= scores_RMT.amax(-1, keepdim=True)
+    scores_RMT.exp_()
+    own.tril_()
+
+
+def chosen_log_probs(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-prob of each target, with gradient, and the distribution's entropy, without; [N] each, in nats.
+
+    Keeps one [N, V] tensor for the backward pass.
+    """
+    return _ChosenLogProbs.apply(logits_NV, targets_N)  # pyright: ignore[reportReturnType]
+
+
+class _ChosenLogProbs(Function):
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs_NV = logits_NV.log_softmax(dim=1)
+        chosen_N = log_probs_NV.gather(1, targets_N[:, None])[:, 0]
+        probabilities_NV = log_probs_NV.exp()
+        # A probability of 0 contributes 0, not 0 * -inf.
+        products_NV = log_probs_NV.clamp_(min=torch.finfo(log_probs_NV.dtype).min).mul_(probabilities_NV)
+        entropy_N = products_NV.sum(dim=1).neg_()
+        ctx.save_for_backward(probabilities_NV, targets_N)
+        ctx.mark_non_differentiable(entropy_N)
+        return chosen_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        probabilities_NV, targets_N = ctx.saved_tensors
+        gradient_N1 = gradients[0][:, None]
+        # d log p(target) / d logits = onehot(target) - softmax
+        made_NV = probabilities_NV * -gradient_N1
+        return made_NV.scatter_add_(1, targets_N[:, None], gradient_N1), None

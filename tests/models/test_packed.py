@@ -1,0 +1,184 @@
+"""The packed decoder gives what the model gives, gradients included, and is taken for a plain Qwen3 only."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rti_exp import forward as forward_module
+from rti_exp.batch import Batch, micro_batches
+from rti_exp.forward import TrainedPositions
+from rti_exp.models import fused
+from rti_exp.models.adapters import add_lora
+from rti_exp.models.recompute import recompute_layers
+from rti_exp.models.settings import LoraSettings
+from rti_exp.types import Author, Sample
+from tests.fakes import tiny_gpt2, tiny_model
+
+ROWS = (
+    (3, 9, 27, 81, 5, 0, 6),
+    (3, 9, 27, 81, 7),
+    (3, 9, 27, 81, 5, 0, 6, 8, 8, 30, 41),
+    (50, 9, 8),
+    (3, 9, 27, 81, 7),
+)
+"""A row within another one, one that comes twice, and the padding token, whose embedding is not trained."""
+
+
+def batch_of(rows: Sequence[Sequence[int]], first_trained: int = 2) -> Batch:
+    samples = [
+        Sample(
+            token_ids=tuple(row),
+            authors=(Author.POLICY,) * len(row),
+            loss_mask=tuple(place >= first_trained for place in range(len(row))),
+            behaviour_log_probs=(0.0,) * len(row),
+            weights=(1.0,) * len(row),
+            advantage=1.0,
+            task_id="t",
+            member=member,
+        )
+        for member, row in enumerate(rows)
+    ]
+    (made,) = micro_batches(samples, max_tokens=10**6, total_trained_tokens=1)
+    return made
+
+
+def sharp() -> Any:
+    """Weights of norms that differ, so that one left out is seen."""
+    model: Any = tiny_model()
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.uniform_(0.5, 1.5)
+    return model
+
+
+def trained(model: Any, batch: Batch, *, packed: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Log-probs, entropies, and the gradients of a sum in which each log-prob has a weight of its own."""
+    forward = TrainedPositions(model)
+    if not packed:
+        forward._tried_out = lambda: None
+    assert forward.packs is packed
+    found = forward(batch)
+    weights_BT = torch.linspace(-1, 1, found.log_probs_BT.numel()).view_as(found.log_probs_BT)
+    (found.log_probs_BT * weights_BT).sum().backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return found.log_probs_BT.detach(), found.entropy_BT, gradients
+
+
+@pytest.mark.parametrize("attention", ["torch's", "ours", "ours, large scores"])
+def test_log_probs_entropies_and_gradients_are_the_models(monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
+    if attention != "torch's":
+        monkeypatch.setattr(fused, "_SHORTEST", 1)
+        monkeypatch.setattr(fused, "_BLOCK", 4)
+    if attention == "ours, large scores":
+        monkeypatch.setattr(fused, "SAFE_SCORE", 0.0)
+    model, batch = sharp(), batch_of(ROWS)
+    own, found = (trained(model, batch, packed=packed) for packed in (False, True))
+    for one, other in zip(own[:2], found[:2], strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=2e-5)
+        assert one.abs().max() > 0.5
+    for name, gradient in own[2].items():
+        assert (found[2][name] - gradient).abs().max() <= 1e-4 * gradient.abs().max(), name
+        assert gradient.abs().max() > 0, name
+
+
+def test_long_rows_are_the_models() -> None:
+    draw = torch.Generator().manual_seed(0)
+    rows = [torch.randint(400, (length,), generator=draw).tolist() for length in (150, 148, 90)]
+    model, batch = sharp(), batch_of(rows)
+    own, found = (trained(model, batch, packed=packed) for packed in (False, True))
+    torch.testing.assert_close(found[0], own[0], rtol=1e-4, atol=1e-4)
+    for name, gradient in own[2].items():
+        assert (found[2][name] - gradient).abs().max() <= 1e-3 * gradient.abs().max(), name
+
+
+def test_the_same_row_twice_has_twice_the_gradient() -> None:
+    model = sharp()
+    gradients = []
+    for rows in (ROWS[:1], ROWS[:1] * 2):
+        TrainedPositions(model)(batch_of(rows)).log_probs_BT.sum().backward()
+        gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+        model.zero_grad()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], 2 * gradient, rtol=1e-4, atol=1e-4)
+
+
+def hooked() -> Any:
+    model: Any = tiny_model()
+    model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+    return model
+
+
+def patched() -> Any:
+    """A change that no attribute shows: it is noticed when the packed decoder is tried out."""
+    model: Any = tiny_model()
+    block = model.model.layers[1].mlp
+    own = block.forward
+    block.forward = lambda states: own(states) + 1
+    return model
+
+
+def recomputed() -> Any:
+    model = tiny_model()
+    recompute_layers(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [hooked, patched, recomputed, tiny_gpt2, lambda: tiny_model(attention="eager"), lambda: tiny_model().bfloat16()],
+)
+def test_other_models_are_called_as_they_are(make: Callable[[], Any]) -> None:
+    assert not TrainedPositions(make()).packs
+
+
+def test_large_models_are_called_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    bytes_of_weights = sum(4 * parameter.numel() for parameter in tiny_model().parameters())
+    monkeypatch.setattr(forward_module, "PACKED_BYTES", bytes_of_weights)
+    assert TrainedPositions(tiny_model()).packs
+    monkeypatch.setattr(forward_module, "PACKED_BYTES", bytes_of_weights - 1)
+    assert not TrainedPositions(tiny_model()).packs
+
+
+def test_autocast_takes_the_models_own_way() -> None:
+    forward = TrainedPositions(tiny_model())
+    assert forward.packs
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not forward.packs
+    assert forward.packs
+
+
+def test_adapters_that_come_later_are_trained() -> None:
+    pytest.importorskip("peft", reason="the extra lora is not installed")
+    model = sharp()
+    forward, batch = TrainedPositions(model), batch_of(ROWS)
+    before = forward(batch).log_probs_BT
+    add_lora(model, LoraSettings(rank=2), seed=0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.3)
+    after = forward(batch).log_probs_BT
+    assert not forward.packs
+    assert (after - before).abs().max() > 1e-2
+
+
+def test_the_weights_of_now_are_read() -> None:
+    model, batch = sharp(), batch_of(ROWS)
+    forward = TrainedPositions(model)
+    before = forward(batch).log_probs_BT
+    changed = copy.deepcopy(model)
+    for one in (model, changed):
+        with torch.no_grad():
+            one.model.layers[1].self_attn.k_norm.weight.mul_(3)
+    after = forward(batch).log_probs_BT
+    assert (after - before).abs().max() > 1e-2
+    torch.testing.assert_close(after.detach(), trained(changed, batch, packed=False)[0], rtol=1e-4, atol=2e-5)
