@@ -16,22 +16,22 @@ import resource
 import sys
 import time
 
-ROWS, TOKENS, WIDTH, VOCABULARY = 4, 300, 256, 151_936
+ROWS, TOKENS, WIDTH = 4, 300, 256
 TRAINED_SHARE = 0.45
 WAYS = ("full", "trained", "chunked")
 
 
-def measure(way: str, results: multiprocessing.Queue[tuple[str, float, float]]) -> None:
+def measure(way: str, vocabulary: int, results: multiprocessing.Queue[tuple[str, float, float]]) -> None:
     import torch
 
     from rti_exp.models.head import chunked_log_probs
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    head = torch.nn.Linear(WIDTH, VOCABULARY, bias=False)
+    head = torch.nn.Linear(WIDTH, vocabulary, bias=False)
     hidden_BTD = torch.randn(ROWS, TOKENS, WIDTH, requires_grad=True)
     trained_BT = torch.rand(ROWS, TOKENS) < TRAINED_SHARE
-    targets_N = torch.randint(VOCABULARY, (int(trained_BT.sum()),))
+    targets_N = torch.randint(vocabulary, (int(trained_BT.sum()),))
     head.weight.grad = torch.zeros_like(head.weight)
     before = _peak_mebibytes()
     started = time.process_time()
@@ -52,13 +52,15 @@ def _peak_mebibytes() -> float:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--vocabulary", type=int, default=151_936)
+    vocabulary = arguments.parse_args().vocabulary
     context = multiprocessing.get_context("spawn")
-    print(f"{ROWS} x {TOKENS} tokens, {TRAINED_SHARE:.0%} trained, vocabulary {VOCABULARY:,}, width {WIDTH}, float32\n")
+    print(f"{ROWS} x {TOKENS} tokens, {TRAINED_SHARE:.0%} trained, vocabulary {vocabulary:,}, width {WIDTH}, float32\n")
     print("| way | peak memory above the weights, GiB | CPU seconds |\n|---|---|---|")
     for way in WAYS:
         results = context.Queue()
-        process = context.Process(target=measure, args=(way, results))
+        process = context.Process(target=measure, args=(way, vocabulary, results))
         process.start()
         process.join()
         if process.exitcode:

@@ -18,6 +18,7 @@ SMALL = {
     "growth.py": (("--only", "tasks", "--smallest", "2", "--repeats", "1"), "| tasks | iteration | 8:"),
     "means.py": (("--tasks", "2", "--repeats", "1", "--iterations", "1", "--only", "bf16"), "| bf16 autocast |"),
     "sweep_overhead.py": (("--jobs", "6"), "| skip: the same sweep, all done, table included |"),
+    "log_probs.py": (("--vocabulary", "20000"), "| chunked |"),
     "gpu.py": (("--small", "--iterations", "2", "trainer=cpu"), "| tiny | 2 x 2 |"),
 }
 
@@ -55,6 +56,16 @@ def test_against_trl() -> None:
     done = run("against_trl.py", "--sizes", "2x4", "--repeats", "1", "--steps", "2", "--micro-batch", "4")
     assert done.returncode == 0, done.stderr[-2000:]
     assert "TRL over rti_exp" in done.stdout
+
+
+@pytest.mark.slow
+def test_vllm_engine() -> None:
+    python = os.environ.get("RTI_VLLM_PYTHON")
+    if python is None:
+        pytest.skip("needs RTI_VLLM_PYTHON, the interpreter of an environment that has vLLM")
+    done = run("vllm_engine.py", "--python", python, "--requests", "4", "--tokens", "8")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "| the same greedy answers with the new weights | 4 of 4 |" in done.stdout
 
 
 @pytest.fixture
