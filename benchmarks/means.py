@@ -64,7 +64,7 @@ def nothing_kept(_made: Any) -> Iterator[None]:
 
 @contextmanager
 def padded_update(made: Any) -> Iterator[None]:
-    made.module._policy_forward._tried_out = lambda: None
+    made.module._policy_forward._packed = None
     yield
 
 
@@ -89,7 +89,7 @@ def scored_twice(_made: Any) -> Iterator[None]:
 @contextmanager
 def compiled(made: Any) -> Iterator[None]:
     forward = made.module._policy_forward
-    forward._tried_out = lambda: None
+    forward._packed = None
     decoder, head = forward._parts
     forward._parts = (torch.compile(decoder, dynamic=True), head)
     yield

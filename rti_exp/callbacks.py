@@ -15,6 +15,7 @@ from pytorch_lightning import Callback, LightningDataModule, LightningModule, Tr
 
 from rti_exp.checkpoints import latest_valid_checkpoint, save_checkpoint
 from rti_exp.distributed import gather_from_ranks, interleave
+from rti_exp.engines.casting import casts_left
 from rti_exp.gathering import require_valid
 from rti_exp.learner import RTIModule
 from rti_exp.metrics import Stopwatch, mean, success_count
@@ -266,7 +267,9 @@ class IterationCheckpoint(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         module = learner(pl_module)
         # Sharded weights are gathered by all ranks together, and the others may be elsewhere.
-        if not module.updating and not module.sharded and module.iteration == self._recorded:
+        if module.updating or module.sharded or casts_left(module.model):
+            return
+        if module.iteration == self._recorded:
             self._save(module)
 
     def _save(self, module: RTIModule) -> None:

@@ -14,7 +14,7 @@ from rti_exp.models.fused import chosen_log_probs
 from rti_exp.models.head import can_be_chunked, chunked_log_probs
 from rti_exp.models.packed import PackedDecoder
 from rti_exp.models.packing import pack
-from rti_exp.models.qwen import build_of, is_plain_qwen3
+from rti_exp.models.qwen import is_plain_qwen3
 
 PACKED_BYTES = 2**28
 """Larger models are called as they are: the packed decoder makes a second copy of most weights, for a micro-batch."""
@@ -49,26 +49,27 @@ class TrainedPositions:
         self.gathers_hidden = parts is not None and _gives_the_models_logits(model, *parts)
         """Whether hidden states are gathered before the head."""
         self._parts = parts if self.gathers_hidden else None
-        self._packed: PackedDecoder | None = None
-        self._tried: object = None
+        self._packed = self._tried_out()
 
     @property
     def packs(self) -> bool:
         """Whether a batch's padding costs nothing, and what its rows begin with alike is computed once."""
-        state = (build_of(self.model), self.model.dtype, self.model.device, torch.is_autocast_enabled("cpu"))
-        if state != self._tried:
-            self._packed, self._tried = self._tried_out(), state
-        return self._packed is not None
+        return self._packed is not None and self._suits()
 
     def _tried_out(self) -> PackedDecoder | None:
-        known = self._parts is not None and is_plain_qwen3(self.model)
-        weights = list(self.model.parameters())
-        small = sum(weight.numel() * weight.element_size() for weight in weights) <= PACKED_BYTES
-        in_float = {weight.dtype for weight in weights} == {torch.float32} and not torch.is_autocast_enabled("cpu")
-        if not known or not small or not in_float or self.model.device.type != "cpu":
+        """On the weights that the model has at first, so that a run that is resumed decides as the unbroken one did."""
+        if not self._suits():
             return None
         packed = PackedDecoder(self.model)
         return packed if _gives_the_decoders_states(self.model, packed) else None
+
+    def _suits(self) -> bool:
+        """Whether the model is, now, one that can be packed."""
+        if self._parts is None or self.model.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+            return False
+        weights = list(self.model.parameters())
+        small = sum(weight.numel() * weight.element_size() for weight in weights) <= PACKED_BYTES
+        return small and {weight.dtype for weight in weights} == {torch.float32} and is_plain_qwen3(self.model)
 
     def __call__(self, batch: Batch) -> TokenLogProbs:
         rows_N, columns_N = batch.loss_mask_BT.nonzero(as_tuple=True)

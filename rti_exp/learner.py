@@ -252,7 +252,7 @@ class RTIModule(LightningModule):
                 part,
                 max_tokens=self.settings.micro_batch_tokens,
                 total_trained_tokens=total,
-                packed=self._policy_forward.packs,
+                packed=self._packs,
             )
             if self._sharded is not None:  # every pass gathers weights: all ranks have to make as many
                 most = int(max_over_ranks(torch.tensor(len(batches), device=self.device)).item())
@@ -272,6 +272,12 @@ class RTIModule(LightningModule):
             entropy=entropy,
             gradient_norm=mean(norms),
         )
+
+    @property
+    def _packs(self) -> bool:
+        """Whether no forward pass over a batch computes its padding."""
+        reference = self._reference_forward
+        return self._policy_forward.packs and (reference is None or reference.packs)
 
     def _step(self, batches: Sequence[Batch], *, scale: float, iteration: int) -> tuple[Tensor, float, float]:
         """One optimizer step; (sums of policy loss, KL, clip share, entropy; largest ratio; gradient norm)."""

@@ -14,12 +14,13 @@ from transformers import AutoModelForCausalLM
 from rti_exp import finetune, warmstart
 from rti_exp.config import check
 from rti_exp.finetune import FinetuneSettings, settings_of
-from rti_exp.models.load import load_tokenizer
+from rti_exp.models.load import load, load_tokenizer
 from rti_exp.paths import policy_folder
 from rti_exp.pretraining.behaviour import play, random_task
 from rti_exp.pretraining.documents import draw_document, rollout_document
 from rti_exp.pretraining.keeping import Keeper
 from rti_exp.pretraining.prior import Prior, TrainingSettings
+from rti_exp.pretraining.training import loss_of
 from rti_exp.rollout.renderers import renderer_for
 from rti_exp.settings import SettingsError
 from tests.chat_fakes import chat_tokenizer, save_chat_policy
@@ -158,7 +159,7 @@ def test_help_and_the_config_can_be_seen(capsys) -> None:
 
 
 def test_mixed_precision_learns_as_float32_does(base: Path, tmp_path: Path) -> None:
-    """Weights of an earlier step, or a loss in bf16, would be told apart."""
+    """Weights of an earlier step would be told apart."""
     losses = {}
     for precision in ("32-true", "bf16-mixed"):
         out = tmp_path / precision
@@ -171,3 +172,14 @@ def test_mixed_precision_learns_as_float32_does(base: Path, tmp_path: Path) -> N
     assert (mixed - exact).abs().max() < 0.05
     with pytest.raises(SettingsError, match="precision='16-mixed': must be one of 32-true, bf16-mixed"):
         settings_of(["policy=smollm2", "precision=16-mixed"])
+
+
+def test_the_loss_is_no_bf16_number(base: Path) -> None:
+    policy, settings = settings_of(["policy=hf", f"policy.path={base}"])
+    loaded = load(base, policy.dtype, given="x")
+    renderer = renderer_for(loaded.tokenizer, settings.chat, given="x")
+    document = draw_document(renderer, settings.prompts, settings.prior, random.Random(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = loss_of(loaded.model, [document])
+    assert loss.dtype is torch.float32
+    assert loss.item() != loss.to(torch.bfloat16).item()

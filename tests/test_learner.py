@@ -279,3 +279,11 @@ def test_log_probs_and_entropy_equal_those_of_a_full_forward(make: Any, gathers:
             assert result.entropy_BT[row, place].item() == pytest.approx(entropy, abs=2e-5)
     assert result.log_probs_BT.requires_grad
     assert not result.entropy_BT.requires_grad
+
+
+def test_a_reference_that_is_padded_keeps_the_batches_small() -> None:
+    """Micro-batches count padding as soon as one of the two forward passes has any."""
+    module = sampled(run=ONE, settings=AlgorithmSettings(beta=0.1))
+    assert module._packs
+    module._reference_forward = TrainedPositions(tiny_gpt2())
+    assert not module._packs

@@ -9,6 +9,15 @@ import torch
 from torch import nn
 
 
+class CastWeight(nn.Parameter):
+    """What a layer has in place of its weight meanwhile."""
+
+
+def casts_left(model: nn.Module) -> bool:
+    """Whether a signal in the middle of putting the weights back has left the model without some of its own."""
+    return any(isinstance(parameter, CastWeight) for parameter in model.parameters())
+
+
 @contextmanager
 def linear_weights_cast(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     """Inside, `nn.Linear` of float32 has weights of `dtype`, autocast's, which else casts them anew in each pass.
@@ -20,7 +29,7 @@ def linear_weights_cast(model: nn.Module, dtype: torch.dtype | None) -> Iterator
         for module in model.modules() if dtype is not None else ():
             if type(module) is nn.Linear and module.weight.dtype is torch.float32:
                 replaced.append((module, module.weight))
-                module._parameters["weight"] = nn.Parameter(module.weight.detach().to(dtype), requires_grad=False)
+                module._parameters["weight"] = CastWeight(module.weight.detach().to(dtype), requires_grad=False)
         yield
     finally:
         for module, weight in replaced:

@@ -63,6 +63,9 @@ class LocalEngine:
         self._prefill_tokens = prefill_tokens
         self._pool = self._new_pool()
         self._pool_arithmetic = self._arithmetic()
+        if model.device.type == "cpu":
+            with self._evaluating():  # on the weights of now: a run that is resumed decides as the unbroken one did
+                self._forward.prove()
 
     def _new_pool(self) -> SlotPool:
         return SlotPool(layers=self.model.config.num_hidden_layers, cache_rows=self._cache_rows)

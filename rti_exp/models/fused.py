@@ -147,7 +147,8 @@ class _CausalAttention(Function):
             sums_RM1 = weights_RMT.sum(-1, keepdim=True)
             found_RMW = torch.bmm(weights_RMT, values_RTW[:, : block.stop]).div_(sums_RM1)
             made[:, :, :, block] = found_RMW.view_as(made[:, :, :, block])
-            saved += [queries_RMW, weights_RMT, sums_RM1]
+            if any(ctx.needs_input_grad):
+                saved += [queries_RMW, weights_RMT, sums_RM1]
         ctx.save_for_backward(keys_RTW, values_RTW, made, *saved)
         return made.view(rows, heads, length, width)
 

@@ -6,18 +6,43 @@ from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel, Qwen3ForCausalLM
+from transformers.activations import SiLUActivation
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3Attention,
+    Qwen3DecoderLayer,
+    Qwen3MLP,
+    Qwen3Model,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+)
+
+_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+_EXPECTED = {
+    **dict.fromkeys(_LINEAR, nn.Linear),
+    **dict.fromkeys(("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "norm"), Qwen3RMSNorm),
+    **{"embed_tokens": nn.Embedding, "self_attn": Qwen3Attention, "mlp": Qwen3MLP, "rotary_emb": Qwen3RotaryEmbedding},
+    **{"model": Qwen3Model, "layers": nn.ModuleList, "act_fn": SiLUActivation},
+}
+"""Name of a module -> its class; beside these there are the layers, by number."""
 
 
 def is_plain_qwen3(model: PreTrainedModel) -> bool:
-    """False for another class, rotation or attention, biases, replaced modules, hooks."""
+    """False for another class, rotation or attention, biases, replaced or further modules, hooks."""
     config: Any = model.config
-    if type(model) is not Qwen3ForCausalLM or config._attn_implementation != "sdpa" or config.attention_bias:
+    if type(model) is not Qwen3ForCausalLM or config._attn_implementation != "sdpa":
         return False
-    if config.rope_parameters.get("rope_type") != "default" or config.hidden_act != "silu":
+    if config.rope_parameters.get("rope_type") != "default" or set(config.layer_types) != {"full_attention"}:
         return False
-    known = ("transformers.", "torch.nn.modules.")
-    plain = all(type(module).__module__.startswith(known) for module in model.modules())
-    return plain and not any(_hooks(module) for module in model.modules())
+    return not _hooks(model) and all(_expected(name, module) for name, module in model.named_modules() if name)
+
+
+def _expected(name: str, module: nn.Module) -> bool:
+    name = name.rpartition(".")[2]
+    if type(module) is not (Qwen3DecoderLayer if name.isdecimal() else _EXPECTED.get(name)) or _hooks(module):
+        return False
+    if isinstance(module, nn.Embedding):
+        return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
+    return getattr(module, "bias", None) is None
 
 
 def build_of(model: PreTrainedModel) -> tuple[tuple[object, ...], ...]:

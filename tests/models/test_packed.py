@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rti_exp import forward as forward_module
 from rti_exp.batch import Batch, micro_batches
@@ -63,7 +64,7 @@ def trained(model: Any, batch: Batch, *, packed: bool) -> tuple[Tensor, Tensor, 
     """Log-probs, entropies, and the gradients of a sum in which each log-prob has a weight of its own."""
     forward = TrainedPositions(model)
     if not packed:
-        forward._tried_out = lambda: None
+        forward._packed = None
     assert forward.packs is packed
     found = forward(batch)
     weights_BT = torch.linspace(-1, 1, found.log_probs_BT.numel()).view_as(found.log_probs_BT)
@@ -132,6 +133,48 @@ def recomputed() -> Any:
     return model
 
 
+def windowed() -> Any:
+    """Its window is longer than the rows that are tried out."""
+    values = {key: value for key, value in tiny_model().config.to_dict().items() if key != "layer_types"}
+    window = {"use_sliding_window": True, "sliding_window": 200, "max_window_layers": 0}
+    return Qwen3ForCausalLM(Qwen3Config(**{**values, **window}))
+
+
+def with_module(make_module: Callable[[Any], nn.Module], name: str) -> Callable[[], Any]:
+    def made() -> Any:
+        model: Any = tiny_model()
+        block = model.model if name == "embed_tokens" else model.model.layers[1].mlp
+        setattr(block, name, make_module(getattr(block, name)))
+        return model
+
+    return made
+
+
+def biased(old: nn.Linear) -> nn.Linear:
+    """A bias of 0, which changes no state and would not be trained."""
+    new = nn.Linear(old.in_features, old.out_features)
+    new.weight = old.weight
+    nn.init.zeros_(new.bias)
+    return new
+
+
+def counted(old: nn.Embedding) -> nn.Embedding:
+    return nn.Embedding(old.num_embeddings, old.embedding_dim, scale_grad_by_freq=True, _weight=old.weight.detach())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        windowed,
+        with_module(biased, "up_proj"),
+        with_module(nn.Sequential, "up_proj"),
+        with_module(counted, "embed_tokens"),
+    ],
+)
+def test_what_trying_out_would_not_show_is_seen_beforehand(make: Callable[[], Any]) -> None:
+    assert not TrainedPositions(make()).packs
+
+
 @pytest.mark.parametrize(
     "make",
     [hooked, patched, recomputed, tiny_gpt2, lambda: tiny_model(attention="eager"), lambda: tiny_model().bfloat16()],
@@ -146,6 +189,18 @@ def test_large_models_are_called_as_they_are(monkeypatch: pytest.MonkeyPatch) ->
     assert TrainedPositions(tiny_model()).packs
     monkeypatch.setattr(forward_module, "PACKED_BYTES", bytes_of_weights - 1)
     assert not TrainedPositions(tiny_model()).packs
+
+
+def test_what_training_makes_of_the_weights_changes_no_path() -> None:
+    """Rounding grows with the weights; a resumed run is built with the first ones and loads its own later."""
+    model: Any = sharp()
+    forward = TrainedPositions(model)
+    assert forward.packs
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_norm.weight.mul_(16)
+            layer.self_attn.k_norm.weight.mul_(16)
+    assert forward.packs
 
 
 def test_autocast_takes_the_models_own_way() -> None:
