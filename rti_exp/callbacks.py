@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 
-from rti_exp.checkpoints import latest_valid_checkpoint, save_checkpoint
+from rti_exp.checkpoints import latest_valid_checkpoint, publish_checkpoint, stage_checkpoint
+from rti_exp.disk import Disk, Job
 from rti_exp.distributed import gather_from_ranks, interleave
 from rti_exp.engines.casting import casts_left
 from rti_exp.gathering import require_valid
@@ -34,6 +35,8 @@ class RunDirectory(Protocol):
     def key(self) -> str: ...
     @property
     def checkpoints(self) -> Path: ...
+    @property
+    def disk(self) -> Disk: ...
     def append_metrics(self, row: Mapping[str, Any]) -> None: ...
     def append_interventions(self, records: Sequence[Mapping[str, Any]]) -> None: ...
     def append_rollouts(self, records: Iterable[Mapping[str, Any]]) -> None: ...
@@ -75,7 +78,8 @@ class RecorderCallback(Callback):
     """After each iteration: its metrics row, all its interventions, and every `every` iterations its rollouts.
 
     The row's `time/logging` is what writing the iteration's interventions and rollouts took, and the row and the
-    checkpoint of the iteration before.
+    checkpoint of the iteration before. The disk is waited for beside the next iteration (`Disk`); what is left to wait
+    for when that is written counts.
 
     Args:
         run: None on ranks that write nothing.
@@ -207,8 +211,10 @@ class IterationCheckpoint(Callback):
     """Checkpoints by RL iteration, and the resume from them; must stand after the callbacks that write rows.
 
     Saves every `every` iterations, at the end, and on an exception or interrupt if the weights are those of a
-    finished iteration whose rows are written. At the start of fit the newest valid checkpoint is restored into
-    module, optimizer and data module, and the rows of later iterations are dropped, to be written anew.
+    finished iteration whose rows are written. A checkpoint has its name once the disk has it and all rows before it:
+    at the latest when the next one is written, or training has ended. At the start of fit the newest valid checkpoint
+    is restored into module, optimizer and data module, and the rows of later iterations are dropped, to be written
+    anew.
 
     Args:
         run: None on ranks that write nothing.
@@ -239,6 +245,7 @@ class IterationCheckpoint(Callback):
         self.stopwatch = stopwatch or Stopwatch()
         self._recorded = 0
         self._saved = 0
+        self._publishing: Job | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module = learner(pl_module)
@@ -263,21 +270,31 @@ class IterationCheckpoint(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._save(learner(pl_module))
+        if self.run is not None:
+            self.run.disk.flush()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         module = learner(pl_module)
+        disk = None if self.run is None else self.run.disk
+        if disk is not None and exception is disk.error:
+            return
         # Sharded weights are gathered by all ranks together, and the others may be elsewhere.
         if module.updating or module.sharded or casts_left(module.model):
             return
         if module.iteration == self._recorded:
             self._save(module)
+        if disk is not None:
+            disk.flush()
 
     def _save(self, module: RTIModule) -> None:
         if module.iteration <= self._saved:
             return
         state = module.training_state() if self.run is not None or module.sharded else None
         if self.run is not None and state is not None:
-            save_checkpoint(self.checkpoints, self.run_key, state, previous=self._saved, config=self.config)
+            disk = self.run.disk
+            disk.wait(self._publishing)
+            staged = stage_checkpoint(self.checkpoints, self.run_key, state, previous=self._saved, config=self.config)
+            self._publishing = disk.submit(lambda: publish_checkpoint(staged), staged.discard)
         self._saved = module.iteration
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from rti_exp.config import TIMEOUT, VOLATILE
+from rti_exp.disk import Staged, sync_folder
 from rti_exp.jsonlines import to_json
 from rti_exp.runs.flat import ABSENT, differing
 
@@ -44,40 +44,64 @@ def save_checkpoint(
     A reader sees the whole file or none, also after a kill or a power cut. `previous` is the iteration that was
     saved or restored last (0: none); files of later ones were found damaged, and must not count among the two.
     """
+    staged = stage_checkpoint(folder, run_key, state, previous=previous, config=config)
+    try:
+        publish_checkpoint(staged)
+    except BaseException:
+        staged.discard()
+        raise
+    return staged.path
+
+
+def stage_checkpoint(
+    folder: Path, run_key: str, state: Mapping[str, Any], *, previous: int, config: Mapping[str, Any] | None = None
+) -> Staged:
+    """What `save_checkpoint` writes, still under another name; `publish_checkpoint` does the rest.
+
+    Raises:
+        OSError: the disk does not take it; then nothing is left of it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for damaged in _checkpoints(folder):
         if _iteration(damaged) > previous:
             damaged.unlink()
     path = checkpoint_path(folder, state["iteration"])
-    temporary = path.with_suffix(".tmp")
+    staged = Staged(path, path.with_suffix(".tmp"))
     try:
-        _write(temporary, {"format": FORMAT, "run_key": run_key, "config": to_json(config or {}), **state})
+        _write(staged.file, {"format": FORMAT, "run_key": run_key, "config": to_json(config or {}), **state})
     except BaseException:
-        temporary.unlink(missing_ok=True)  # on a full disk it takes the room that the run's status needs
+        staged.discard()
         raise
-    os.replace(temporary, path)
-    _sync_folder(folder)
+    return staged
+
+
+def publish_checkpoint(staged: Staged) -> None:
+    """Wait for the disk, give the checkpoint its name, and drop all but the newest two.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    staged.publish()
+    folder = staged.path.parent
+    sync_folder(folder)
     for old in _checkpoints(folder)[KEPT:]:
         old.unlink()
     for left in folder.glob("iteration-*.tmp"):
         left.unlink()
-    return path
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
+def _write(file: IO[bytes], content: Mapping[str, Any]) -> None:
     """
     Raises:
         OSError: the disk does not take it.
     """
-    with open(path, "wb") as file:
-        try:
-            torch.save(content, file)
-        except RuntimeError as error:
-            if isinstance(error.__context__, OSError):  # torch hides it behind an offset that it did not expect
-                raise error.__context__ from None
-            raise
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # torch hides it behind an offset that it did not expect
+            raise error.__context__ from None
+        raise
+    file.flush()
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -173,11 +197,3 @@ def _iteration(path: Path) -> int:
     if match is None:
         raise ValueError(f"{path.name} is not the name of a checkpoint")
     return int(match[1])
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

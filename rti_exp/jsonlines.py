@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rti_exp.disk import Disk, Job, Staged
+
 
 def plain(value: Any) -> Any:
     """`value` as what strict JSON can hold: infinities as "inf" and "-inf", NaN as None.
@@ -51,16 +53,24 @@ def to_json(value: Any) -> str:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace `path` by `text`; whatever goes wrong, the file holds the old text or the new."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    staged = stage(path, text)
     try:
-        with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        staged.publish()
     finally:
-        with contextlib.suppress(OSError):  # gone after a success; on a broken disk the first error counts
-            temporary.unlink()
+        staged.discard()  # nothing, after a success
+
+
+def stage(path: Path, text: str) -> Staged:
+    """`text` as what `path` is to be replaced by. Nothing is left of it after an error."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    staged = Staged(path, temporary)
+    try:
+        staged.file.write(text.encode("utf-8", "backslashreplace"))
+        staged.file.flush()
+    except BaseException:
+        staged.discard()
+        raise
+    return staged
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -90,17 +100,24 @@ def _objects(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class LineFile:
-    """Appends whole lines of strict JSON, each append on disk before it returns.
+    """Appends whole lines of strict JSON, each append on disk before it returns; with a `disk`, before the next begins.
 
     A torn last line, left by a killed process or a full disk, is cut off. With a limit, the first record
     that would pass it is dropped and one line {"capped": true, ...} is written in its place; what comes
     later is dropped.
+
+    Args:
+        path: The file; its folder is there.
+        limit_bytes: None for no limit.
+        disk: What waits for the disk instead of the caller. An append that fails there is taken back as a whole.
     """
 
-    def __init__(self, path: Path, *, limit_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, *, limit_bytes: int | None = None, disk: Disk | None = None) -> None:
         self.path = path
         self.limit_bytes = limit_bytes
         self.capped = False
+        self._disk = disk
+        self._syncing: Job | None = None
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         self._size = self._cut_torn_line()
 
@@ -123,6 +140,11 @@ class LineFile:
         return end
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """
+        Raises:
+            OSError: the disk does not take the rows, or what was given to `disk` before.
+        """
+        self._wait()
         if self.capped:
             return
         chunk = b""
@@ -134,19 +156,33 @@ class LineFile:
                 self.capped = True
                 break
             chunk += line
+        before = self._size
         try:
             written = 0
             while written < len(chunk):
-                written += os.pwrite(self._descriptor, chunk[written:], self._size + written)
-            os.fsync(self._descriptor)
+                written += os.pwrite(self._descriptor, chunk[written:], before + written)
+            if self._disk is None:
+                os.fsync(self._descriptor)
         except OSError:
-            with contextlib.suppress(OSError):  # the first error counts
-                os.ftruncate(self._descriptor, self._size)  # a full disk must not leave half a line
+            self._cut(before)  # a full disk must not leave half a line
             raise
         self._size += len(chunk)
+        if self._disk is not None:
+            self._syncing = self._disk.submit(lambda: os.fsync(self._descriptor), lambda: self._cut(before))
+
+    def _wait(self) -> None:
+        """For the append before, which may yet be taken back."""
+        if self._disk is not None:
+            self._disk.wait(self._syncing)
+
+    def _cut(self, size: int) -> None:
+        with contextlib.suppress(OSError):  # the first error counts
+            os.ftruncate(self._descriptor, size)
+        self._size = size
 
     def keep(self, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
         """Drop the rows that are not wanted, the one that tells of the cap too; the file is replaced as a whole."""
+        self._wait()
         rows = list(_objects(self.path))
         kept = [row for row in rows if wanted(row)]
         if len(kept) == len(rows):

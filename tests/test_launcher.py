@@ -60,6 +60,7 @@ for iteration in range(run.iterations_done + 1, config.run.max_iterations + 1):
     if what == "kill" and iteration == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     run.append_metrics({"kind": "train", "iteration": iteration, "time/iteration": 0.1})
+    run.disk.flush()  # an iteration takes longer than the disk
 run.finish("done")
 """
 

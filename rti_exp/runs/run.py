@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, Self
 
 import yaml
 
+from rti_exp.disk import Disk, Job
 from rti_exp.jsonlines import LineFile, read_lines, write_atomically
 from rti_exp.runs.status import (
     COMPUTE,
@@ -20,6 +22,7 @@ from rti_exp.runs.status import (
     lock,
     now,
     read_status,
+    stage_status,
     write_status,
 )
 
@@ -27,7 +30,9 @@ from rti_exp.runs.status import (
 class Run:
     """The directory of one run, held by this process until `close`.
 
-    `listeners` are called with every metrics row after it is on disk (W&B, CSV).
+    Rows and the status that goes with them are written at once; `disk` waits beside the caller until they are on it.
+    An error there is raised by the next append, and by `finish("done")`; what it was about is taken back.
+    `listeners` are called with every metrics row after it is written (W&B, CSV).
     """
 
     limit_bytes = 256 * 2**20
@@ -40,6 +45,8 @@ class Run:
         self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
         self._lock = lock(directory, patience)
         self._evaluated: set[int] = set()
+        self.disk = Disk()
+        self._publishing: Job | None = None
         try:
             if fresh:
                 self._clear()
@@ -50,10 +57,10 @@ class Run:
             self.status: dict[str, Any] = read_status(directory) or {}
             self._recount()
         except OSError as error:
-            os.close(self._lock)
+            self._let_go()
             raise RunUnwritable(f"{error.filename or directory}: cannot be written ({error.strerror})") from error
         except RunBroken:
-            os.close(self._lock)
+            self._let_go()
             raise
 
     @classmethod
@@ -113,9 +120,10 @@ class Run:
         return self.directory / "checkpoints"
 
     def _open_files(self) -> None:
-        self.metrics = LineFile(self.directory / "metrics.jsonl")
-        self.interventions = LineFile(self.directory / "interventions.jsonl", limit_bytes=self.limit_bytes)
-        self.rollouts = LineFile(self.directory / "rollouts.jsonl", limit_bytes=self.limit_bytes)
+        limit, disk = self.limit_bytes, self.disk
+        self.metrics = LineFile(self.directory / "metrics.jsonl", disk=disk)
+        self.interventions = LineFile(self.directory / "interventions.jsonl", limit_bytes=limit, disk=disk)
+        self.rollouts = LineFile(self.directory / "rollouts.jsonl", limit_bytes=limit, disk=disk)
 
     @property
     def _files(self) -> tuple[LineFile, LineFile, LineFile]:
@@ -158,7 +166,8 @@ class Run:
         """Append a row ({"kind": "train" | "eval" | "probe", "iteration": ...}), and bring the status up to it."""
         self.metrics.append([row])
         self._count(row)
-        self.update(iterations_done=self.iterations_done, compute=self.compute)
+        if row.get("kind") == "train":  # others change nothing of it
+            self._stage_status()
         for listener in self.listeners:
             listener(row)
 
@@ -166,11 +175,11 @@ class Run:
         self.interventions.append([record])
 
     def append_interventions(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Several at once, with one wait for the disk."""
+        """Several at once."""
         self.interventions.append(records)
 
     def append_rollouts(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Several groups at once, with one wait for the disk."""
+        """Several groups at once."""
         self.rollouts.append(records)
 
     def truncate_after(self, iteration: int) -> None:
@@ -181,24 +190,52 @@ class Run:
             except (ValueError, TypeError, KeyError) as error:
                 raise _broken(file.path, error) from error
         self._recount()
-        self.update(iterations_done=self.iterations_done, compute=self.compute)
+        self.update(**self._counts)
+
+    @property
+    def _counts(self) -> dict[str, Any]:
+        return {"iterations_done": self.iterations_done, "compute": self.compute}
+
+    def _stage_status(self) -> None:
+        """The same as `update`, but the status takes its name once it is on the disk, as the rows before it are."""
+        self.disk.wait(self._publishing)
+        self.status = {**self.status, **self._counts}
+        staged = stage_status(self.directory, self.status)
+        self._publishing = self.disk.submit(staged.publish, staged.discard)
 
     def update(self, **fields: Any) -> None:
-        """Set fields of status.json."""
+        """Set fields of status.json; it is on the disk after that."""
+        self.disk.drain()  # one that is to be replaced
         self.status = {**self.status, **fields}
         self._write_status()
 
     def finish(self, state: str, error: BaseException | None = None) -> None:
-        """Write the run's last state: done, failed or interrupted."""
+        """Write the run's last state: done, failed or interrupted.
+
+        Raises:
+            OSError: the disk does not take it, or has not taken what a run that is done must have.
+        """
+        if state == "done":
+            self.disk.flush()
+        self.disk.drain()
+        if self.disk.error is not None:  # what it did not take does not count
+            with contextlib.suppress(OSError, RunBroken):
+                self._recount()
+            self.update(**self._counts)
         self.update(state=state, ended=now(), error=None if error is None else error_record(error))
 
     def _write_status(self) -> None:
         write_status(self.directory, self.status)
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Let go of the directory, once the disk has what is written."""
+        self.disk.close()
         for file in self._files:
             file.close()
+        os.close(self._lock)
+
+    def _let_go(self) -> None:
+        self.disk.close()
         os.close(self._lock)
 
 

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rti_exp.jsonlines import plain, write_atomically
+from rti_exp.disk import Staged
+from rti_exp.jsonlines import plain, stage, write_atomically
 
 STATES = ("running", "done", "failed", "interrupted")
 COMPUTE = {
@@ -102,7 +103,16 @@ def settle(directory: Path, *, state: str, error: Mapping[str, str] | None, iden
 
 
 def write_status(directory: Path, status: Mapping[str, Any]) -> None:
-    write_atomically(directory / "status.json", json.dumps(plain(status), indent=2) + "\n")
+    write_atomically(directory / "status.json", _status_text(status))
+
+
+def stage_status(directory: Path, status: Mapping[str, Any]) -> Staged:
+    """The same, not yet under its name."""
+    return stage(directory / "status.json", _status_text(status))
+
+
+def _status_text(status: Mapping[str, Any]) -> str:
+    return json.dumps(plain(status), indent=2) + "\n"
 
 
 def read_status(directory: Path) -> dict[str, Any] | None:
