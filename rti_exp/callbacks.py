@@ -279,9 +279,8 @@ class IterationCheckpoint(Callback):
         if disk is not None and exception is disk.error:
             return
         # Sharded weights are gathered by all ranks together, and the others may be elsewhere.
-        if module.updating or module.sharded or casts_left(module.model):
-            return
-        if module.iteration == self._recorded:
+        whole = not (module.updating or module.sharded or casts_left(module.model))
+        if whole and module.iteration == self._recorded:
             self._save(module)
         if disk is not None:
             disk.flush()
