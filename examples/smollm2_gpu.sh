@@ -3,6 +3,7 @@
 #   examples/smollm2_gpu.sh [FOLDER]
 # warms the model up (ten times as long as on a CPU, into FOLDER, default policies/smollm2_gpu), then trains 60 iterations
 # of 16 tasks x 8 with delta 0 and 5 and five seeds: study smollm2_gpu. What is done is skipped when it is started again.
+# It has not been run on a GPU yet.
 set -euo pipefail
 
 folder="${1:-policies/smollm2_gpu}"
