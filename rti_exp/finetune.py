@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 import random
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +26,7 @@ from rti_exp.config import PromptSettings, check
 from rti_exp.models.settings import PolicySettings, check_lora
 from rti_exp.paths import assets_root, policy_folder
 from rti_exp.pretraining.prior import Prior, TrainingSettings
-from rti_exp.settings import SettingsError
+from rti_exp.settings import SettingsError, require_at_least
 from rti_exp.trainer import quiet
 from rti_exp.typed import refuse_options, typed
 
@@ -56,8 +59,7 @@ class FinetuneSettings:
             raise SettingsError(f"device={self.device!r}: must be one of {', '.join(DEVICES)}")
         if self.precision not in PRECISIONS:
             raise SettingsError(f"precision={self.precision!r}: must be one of {', '.join(PRECISIONS)}")
-        if self.threads < 1 or self.seed < 0 or self.save_every < 1:
-            raise SettingsError("threads and save_every must be integers >= 1, seed an integer >= 0")
+        require_at_least(self, threads=1, save_every=1, seed=0)
 
 
 def settings_of(arguments: Sequence[str]) -> tuple[PolicySettings, FinetuneSettings]:
@@ -98,20 +100,27 @@ def run(arguments: Sequence[str]) -> None:
     if folder.exists() and not settings.overwrite:
         raise SettingsError(f"out={settings.out!r}: {folder} is there already; set overwrite=true, or another out=")
     check_lora(policy.lora)
+    _device(settings.device)
     source = policy_folder(policy.path)
+    _check_folder(folder, settings.out)
     started = time.monotonic()
     losses, tokens = finetune(source, folder, policy, settings)
     seconds = time.monotonic() - started
-    made = {
-        "from": policy.path,
-        "settings": recipe(settings),
-        "losses": losses,
-        "trained_on_tokens": tokens,
-        "seconds": seconds,
-    }
-    (folder / "warmstart.json").write_text(json.dumps(made, indent=1, default=str) + "\n", encoding="utf-8")
     print(f"{folder}: loss {_mean(losses[-20:]):.3f} after {len(losses)} steps, {tokens} tokens, {seconds:.0f} seconds")
     print(f"measure it with: python -m rti_exp.roles policy=smollm2_town policy.path={folder}")
+
+
+def _check_folder(folder: Path, given: str) -> None:
+    """That it can be made, before anything slow."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        partial.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"out={given!r}: cannot make {folder} ({error.strerror})") from error
+    with contextlib.suppress(OSError):  # one that holds something stays
+        partial.rmdir()
 
 
 def recipe(settings: FinetuneSettings) -> dict[str, Any]:
@@ -137,6 +146,7 @@ def finetune(source: Path, folder: Path, policy: PolicySettings, settings: Finet
     from rti_exp.randomness import derive_seed
     from rti_exp.rollout.renderers import renderer_for
 
+    started = time.monotonic()
     quiet()
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
@@ -163,9 +173,17 @@ def finetune(source: Path, folder: Path, policy: PolicySettings, settings: Finet
         train(loaded.model, documents, settings.training, order, shown, keeper, mixed=mixed)
     except OtherRun as error:
         raise SettingsError(f"out={settings.out!r}: {error}; delete {partial}, or take another out=") from error
-    _save(loaded, policy, partial / "made", folder)
+    tokens = round(_mean(lengths) * steps * per_step)
+    made = {
+        "from": policy.path,
+        "settings": recipe(settings),
+        "losses": keeper.losses,
+        "trained_on_tokens": tokens,
+        "seconds": time.monotonic() - started,
+    }
+    _save(loaded, policy, made, partial / "made", folder)
     shutil.rmtree(partial)
-    return keeper.losses, round(_mean(lengths) * steps * per_step)
+    return keeper.losses, tokens
 
 
 class _Progress:
@@ -184,14 +202,15 @@ class _Progress:
         print(f"{line}, {left / 60:.0f} minutes left", flush=True)
 
 
-def _save(loaded: Loaded, policy: PolicySettings, half: Path, folder: Path) -> None:
-    """The trained model and its tokenizer; `folder` is there as a whole or not at all."""
+def _save(loaded: Loaded, policy: PolicySettings, made: Mapping[str, Any], half: Path, folder: Path) -> None:
+    """The trained model, its tokenizer and how it was made; `folder` is there as a whole or not at all."""
     from rti_exp.models.adapters import merge_lora
 
     shutil.rmtree(half, ignore_errors=True)
     model = merge_lora(loaded.model) if policy.lora.rank else loaded.model
     model.save_pretrained(half)
     loaded.tokenizer.save_pretrained(half)
+    (half / "warmstart.json").write_text(json.dumps(made, indent=1, default=str) + "\n", encoding="utf-8")
     if folder.exists():
         shutil.copytree(half, folder, dirs_exist_ok=True)
     else:

@@ -24,6 +24,7 @@ from rti_exp.evaluation import too_few_tasks
 from rti_exp.loggers import check_logger, unfailing
 from rti_exp.runs import Run, RunBroken, RunDone, RunLocked, is_done
 from rti_exp.settings import SettingsError
+from rti_exp.signals import end_with_the_parent
 from rti_exp.sweep import SWEEP_PID
 from rti_exp.sweep_display import next_commands
 from rti_exp.trainer import check_accelerator, quiet, seed_everything
@@ -59,7 +60,7 @@ def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: st
             print(f"already done: {directory} (fresh=true starts over)")
         return DONE
     if not first:  # rank 0 holds the directory
-        _end_with_the_parent()  # else it may wait for rank 0, which is gone, for half an hour
+        end_with_the_parent()  # else it may wait for rank 0, which is gone, for half an hour
         return _train(config, None, directory)
     check_logger(config)
     check_accelerator(config)
@@ -95,19 +96,10 @@ def _end_with_the_sweep() -> bool:
     parent = os.environ.get(SWEEP_PID)
     if parent is None:
         return False
-    _end_with_the_parent()
+    end_with_the_parent()
     if os.getppid() != int(parent):
         raise Interrupted("the sweep is gone")
     return True
-
-
-def _end_with_the_parent() -> None:
-    """Have a SIGTERM sent to this process when the one that started it is gone."""
-    if sys.platform == "linux":
-        import ctypes
-
-        set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
-        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGTERM))
 
 
 def _is_first_rank(config: Config) -> bool:

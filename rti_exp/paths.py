@@ -37,6 +37,10 @@ def builtin_policies() -> list[str]:
     return sorted(path.parent.name for path in (PACKAGE / "policies").glob("*/config.json"))
 
 
+WARMED = "policies/smollm2"
+"""Where a warm start of SmolLM2 puts it; the path of policy=smollm2_town."""
+
+
 def policy_folder(path: str, key: str = "policy.path") -> Path:
     """The transformers folder that a policy path means (`rti_exp.models.files` lists its forms).
 
@@ -53,7 +57,9 @@ def policy_folder(path: str, key: str = "policy.path") -> Path:
     else:
         folder = Path(path).expanduser()
         wanted = "a folder with a transformers model (config.json, weights, tokenizer)"
-        if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not folder.exists():
+        if path == WARMED and not folder.exists():
+            wanted += ", which python -m rti_exp.warmstart policy=smollm2 makes there"
+        elif re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not folder.exists():
             wanted += f", or {HUB}{path} for a model of the Hugging Face hub"
     if not (folder / "config.json").is_file():
         missing = str(folder / "config.json")

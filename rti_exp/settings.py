@@ -20,6 +20,13 @@ def _check(holds: bool, key: str, value: object, wanted: str) -> None:
         raise SettingsError(f"{key}={value!r}: must be {wanted}")
 
 
+def require_at_least(settings: object, **least: int) -> None:
+    """Raises SettingsError for the first of these keys that is less."""
+    for key, value in least.items():
+        given = getattr(settings, key)
+        _check(given >= value, key, given, f"an integer >= {value}")
+
+
 def _check_finite(key: str, value: float, *, least: float, wanted: str) -> None:
     _check(math.isfinite(value) and value >= least, key, value, wanted)
 

@@ -11,12 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rti_exp.runs import RunUnwritable, death_record, read_status, settle
 from rti_exp.settings import SettingsError
+from rti_exp.signals import signals_as_interrupt
 from rti_exp.sweep_configs import SweepConfigs
 from rti_exp.sweep_display import Display
 from rti_exp.sweep_jobs import Job, identity, progress, take_over
@@ -108,7 +109,7 @@ class Sweep:
         waiting = self.unfinished
         for job in waiting:
             _require_writable(job.directory)
-        with display, _signals_as_interrupt():
+        with display, signals_as_interrupt():
             try:
                 self._run(waiting, display)
             except KeyboardInterrupt:
@@ -224,18 +225,3 @@ def _death(code: int) -> tuple[str, str]:
     if code == 0:
         return "Vanished", "the process ended with exit code 0 before the run was done"
     return "Exited", f"the process ended with exit code {code}"
-
-
-@contextlib.contextmanager
-def _signals_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a sweep as Ctrl-C does."""
-
-    def handler(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    former = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, before in former.items():
-            signal.signal(number, before)

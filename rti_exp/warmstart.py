@@ -9,16 +9,19 @@ torch is imported in those processes only, after the config has been checked.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from multiprocessing.managers import SyncManager
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,8 @@ from rti_exp.config import PromptSettings
 from rti_exp.paths import assets_root
 from rti_exp.pretraining.prior import ModelSize, Prior, TrainingSettings
 from rti_exp.secrecy import refuse_secret_arguments
-from rti_exp.settings import SettingsError
+from rti_exp.settings import SettingsError, require_at_least
+from rti_exp.signals import end_with_the_parent, signals_as_interrupt
 from rti_exp.typed import typed
 
 MODELS = ("tiny", "teacher")
@@ -64,22 +68,42 @@ class WarmstartSettings:
             raise SettingsError(f"models={list(self.models)}: must be a non-empty list out of {list(MODELS)}")
         if self.vocab_size < 700:
             raise SettingsError(f"vocab_size={self.vocab_size}: must be at least 700 (bytes, names, numbers, calls)")
-        if self.threads < 1 or self.seed < 0:
-            raise SettingsError("threads must be an integer >= 1, seed an integer >= 0")
+        require_at_least(self, threads=1, seed=0)
         if not 0 <= self.teacher.right <= 1:
             raise SettingsError(f"teacher.right={self.teacher.right}: must be in [0, 1]")
 
 
 def _check_folders(settings: WarmstartSettings) -> dict[str, Path]:
+    """Where each model is to be; an empty folder beside each, `_half` of it, is there to make it in."""
     folders = {name: Path(settings.out).expanduser() / name for name in settings.models}
     for folder in folders.values():
         if folder.exists() and not settings.overwrite:
             raise SettingsError(f"out={settings.out!r}: {folder} is there already; set overwrite=true, or another out=")
+    for folder in folders.values():
+        half = _half(folder)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            if folder.exists() and not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if half.is_dir():  # of one that was killed
+                shutil.rmtree(half)
+            half.mkdir(parents=True)
         except OSError as error:
             raise SettingsError(f"out={settings.out!r}: cannot make {folder} ({error.strerror})") from error
     return folders
+
+
+def _half(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.unfinished")
+
+
+def _finish(folder: Path) -> None:
+    """Give what is made its name; without `overwrite` the folder is there as a whole or not at all."""
+    half = _half(folder)
+    if folder.exists():
+        shutil.copytree(half, folder, dirs_exist_ok=True)
+        shutil.rmtree(half)
+    else:
+        half.rename(folder)
 
 
 def make(name: str, folder: Path, settings: WarmstartSettings, report: Queue[tuple[str, int, int, float]]) -> float:
@@ -132,22 +156,23 @@ def make(name: str, folder: Path, settings: WarmstartSettings, report: Queue[tup
 
 
 def _end_silently() -> None:
-    """In a child: Ctrl-C ends it without a traceback; the parent says that it was interrupted."""
+    """In a child: Ctrl-C ends it without a traceback, and the parent says so; it ends with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_with_the_parent()
 
 
 @contextlib.contextmanager
 def _ending_children(folders: Mapping[str, Path]) -> Iterator[None]:
-    """On an interrupt the children end, and folders with nothing in them are taken away."""
+    """On an interrupt the children end, and what they have made by then is taken away."""
     try:
         yield
     except KeyboardInterrupt:
         for process in multiprocessing.active_children():
             if "Manager" not in process.name:  # that one ends with its own context
                 process.terminate()
+                process.join()
         for folder in folders.values():
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+            shutil.rmtree(_half(folder), ignore_errors=True)
         raise
 
 
@@ -161,8 +186,10 @@ def run(settings: WarmstartSettings) -> None:
     started = time.monotonic()
     context = multiprocessing.get_context("spawn")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
+    manager = SyncManager(ctx=context)
+    manager.start(_end_silently)
     with (
-        context.Manager() as manager,
+        manager,
         ProcessPoolExecutor(
             max_workers=min(len(folders), os.cpu_count() or 1), mp_context=context, initializer=_end_silently
         ) as pool,
@@ -170,7 +197,7 @@ def run(settings: WarmstartSettings) -> None:
         Progress(*columns, TimeRemainingColumn(), console=console) as bars,
     ):
         report: Any = manager.Queue()
-        jobs = {name: pool.submit(make, name, folder, settings, report) for name, folder in folders.items()}
+        jobs = {name: pool.submit(make, name, _half(folder), settings, report) for name, folder in folders.items()}
         tasks = {name: bars.add_task(f"{name} (drawing documents)", total=None) for name in folders}
         while not all(job.done() for job in jobs.values()) or not report.empty():
             while not report.empty():
@@ -184,7 +211,8 @@ def run(settings: WarmstartSettings) -> None:
     for name, folder in folders.items():
         recipe = {key: value for key, value in asdict(settings).items() if key not in ("out", "overwrite", "models")}
         made = {"settings": recipe, "loss": losses[name]}
-        (folder / "warmstart.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        (_half(folder) / "warmstart.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        _finish(folder)
         console.print(f"{folder}: loss {losses[name]:.4f}")
     console.print(
         f"{seconds:.0f} seconds; measure them with: python -m rti_exp.roles policy.path={folders[settings.models[0]]}"
@@ -204,12 +232,13 @@ def main() -> None:
 
     try:
         refuse_secret_arguments(sys.argv[1:])
-        if finetune.chosen(sys.argv[1:]):
-            finetune.run(sys.argv[1:])
-            return
-        hydra.main(version_base="1.3", config_path=str(assets_root() / "conf"), config_name="warmstart")(task)()
-        for settings in [typed(WarmstartSettings, config, "") for config in configs]:
-            run(settings)
+        with signals_as_interrupt():
+            if finetune.chosen(sys.argv[1:]):
+                finetune.run(sys.argv[1:])
+                return
+            hydra.main(version_base="1.3", config_path=str(assets_root() / "conf"), config_name="warmstart")(task)()
+            for settings in [typed(WarmstartSettings, config, "") for config in configs]:
+                run(settings)
     except CONFIG_ERRORS as error:
         sys.exit(bad_config(error))
     except KeyboardInterrupt:

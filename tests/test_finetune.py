@@ -183,3 +183,16 @@ def test_the_loss_is_no_bf16_number(base: Path) -> None:
         loss = loss_of(loaded.model, [document])
     assert loss.dtype is torch.float32
     assert loss.item() != loss.to(torch.bfloat16).item()
+
+
+def test_a_file_in_the_way_and_a_missing_gpu_are_told_first(base: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(finetune, "finetune", None)  # nothing slow is begun
+    (tmp_path / "file").touch()
+    chosen = ["policy=hf", f"policy.path={base}", "overwrite=true"]
+    for out in ("file", "file/made"):
+        with pytest.raises(SettingsError, match=r"cannot make .*\(Not a directory\)"):
+            finetune.run([*chosen, f"out={tmp_path / out}"])
+    if not torch.cuda.is_available():
+        with pytest.raises(SettingsError, match="device='cuda'"):
+            finetune.run([*chosen, f"out={tmp_path / 'made'}", "device=cuda"])
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

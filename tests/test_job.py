@@ -52,7 +52,7 @@ def test_only_global_rank_0_opens_the_directory(
         return job.DONE
 
     bound: list[bool] = []
-    monkeypatch.setattr(job, "_end_with_the_parent", lambda: bound.append(True))
+    monkeypatch.setattr(job, "end_with_the_parent", lambda: bound.append(True))
     monkeypatch.setattr(job, "_train", train)
     config = composed(*SMALL, f"policy.path={policy_folder}", f"runs_root={tmp_path}")
     assert job.run_job(config) == job.DONE

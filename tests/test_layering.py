@@ -13,7 +13,7 @@ import rti_exp
 
 PACKAGE = Path(rti_exp.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("types", "settings", "randomness", "disk", "jsonlines", "linepipe", "secrecy"),
+    ("types", "settings", "randomness", "disk", "jsonlines", "linepipe", "secrecy", "signals"),
     (
         "runs",
         "paths",

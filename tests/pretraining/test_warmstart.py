@@ -55,6 +55,44 @@ def test_makes_a_policy_and_a_teacher_that_train_takes(tmp_path: Path) -> None:
     assert "Error executing job" not in again.stderr
 
 
+def started_by(process: int) -> list[int]:
+    """All processes below it."""
+    found = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(pid): int(parent) for pid, parent in (line.split() for line in found.splitlines())}
+    below = [pid for pid, parent in parents.items() if parent == process]
+    return below + [pid for child in below for pid in started_by(child)]
+
+
+def alive(process: int) -> bool:
+    status = Path(f"/proc/{process}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children that end with a killed parent are Linux's")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_child_outlives_it_and_it_begins_anew(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "rti_exp.warmstart", "out=made", "models=[tiny]"]
+    making = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while len(children := started_by(making.pid)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(2.0)
+    assert len(children) >= 3  # a manager, a tracker, the one that trains
+    making.send_signal(number)
+    _, errors = making.communicate(timeout=60)
+    if number is signal.SIGTERM:
+        assert (making.returncode, errors.strip()) == (130, "interrupted")
+    deadline = time.monotonic() + 20
+    while any(map(alive, children)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [child for child in children if alive(child)]
+    assert not (tmp_path / "made" / "tiny").exists()
+    if number is signal.SIGKILL:
+        again = warmstart(tmp_path, "out=made", *SMALL, "models=[tiny]")
+        assert again.returncode == 0, again.stderr
+        assert [path.name for path in (tmp_path / "made").iterdir()] == ["tiny"]
+
+
 def test_an_interrupt_ends_with_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rti_exp.warmstart", "out=made"]
     making = subprocess.Popen(
@@ -67,13 +105,13 @@ def test_an_interrupt_ends_with_one_line(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     deadline = time.monotonic() + 120
-    while not (tmp_path / "made" / "teacher").is_dir() and time.monotonic() < deadline:
+    while not (tmp_path / "made" / "teacher.unfinished").is_dir() and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(2.0)
     making.send_signal(signal.SIGINT)
     _, errors = making.communicate(timeout=60)
     assert (making.returncode, errors.strip()) == (130, "interrupted")
-    assert not (tmp_path / "made" / "teacher").exists()
+    assert list((tmp_path / "made").iterdir()) == []
 
 
 @pytest.mark.slow
