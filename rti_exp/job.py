@@ -24,7 +24,7 @@ from rti_exp.evaluation import too_few_tasks
 from rti_exp.loggers import check_logger, unfailing
 from rti_exp.runs import Run, RunBroken, RunDone, RunLocked, is_done
 from rti_exp.settings import SettingsError
-from rti_exp.signals import end_with_the_parent
+from rti_exp.signals import end_with_the_parent, handled
 from rti_exp.sweep import SWEEP_PID
 from rti_exp.sweep_display import next_commands
 from rti_exp.trainer import check_accelerator, quiet, seed_everything
@@ -224,9 +224,5 @@ def _signals_as_interrupt() -> Iterator[None]:
             signal.signal(other, signal.SIG_IGN)
         raise Interrupted(signal.Signals(number).name)
 
-    former = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled((signal.SIGINT, signal.SIGTERM), handler):
         yield
-    finally:
-        for number, before in former.items():
-            signal.signal(number, before)

@@ -5,22 +5,27 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 
 @contextlib.contextmanager
-def signals_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does. For the main thread."""
-
-    def handler(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    former = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+def handled(numbers: Sequence[signal.Signals], handler: Callable[[int, object], None]) -> Iterator[None]:
+    """`handler` gets these signals inside; then whoever got them before. For the main thread."""
+    former = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
         for number, before in former.items():
             signal.signal(number, before)
+
+
+def signals_as_interrupt() -> contextlib.AbstractContextManager[None]:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt inside, as Ctrl-C does. For the main thread."""
+
+    def handler(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    return handled((signal.SIGTERM, signal.SIGHUP), handler)
 
 
 def end_with_the_parent() -> None:

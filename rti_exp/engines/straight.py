@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rti_exp.engines.slots import SlotCache
-from rti_exp.models.qwen import is_plain_qwen3
+from rti_exp.models.qwen import PlainQwen3, is_plain_qwen3
 
 _MERGED_HEADS = 2
 """Up to so many key heads of a row are one matmul: their blocks of zeros cost less than further calls."""
@@ -26,16 +26,11 @@ def straight_decoder(model: PreTrainedModel) -> StraightDecoder | None:
     return StraightDecoder(model) if is_plain_qwen3(model) else None
 
 
-class StraightDecoder:
+class StraightDecoder(PlainQwen3):
     """Final hidden states of `model`; the caller sees to inference mode and to the head."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model: Any = model
-        config: Any = model.config
-        self._heads: int = config.num_attention_heads
-        self._key_heads: int = config.num_key_value_heads or config.num_attention_heads
-        self._width: int = config.head_dim
-        self._epsilon: float = config.rms_norm_eps
+        super().__init__(model)
         self._own_K1K1 = torch.eye(self._key_heads)[:, None, :, None]
 
     @property

@@ -11,27 +11,19 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from rti_exp.models.fused import causal_attention, gated, normed_linear, turned_heads
 from rti_exp.models.packing import Packing
+from rti_exp.models.qwen import PlainQwen3
 
 
-class PackedDecoder:
+class PackedDecoder(PlainQwen3):
     """Final hidden states of a plain Qwen3 (`rti_exp.models.qwen.is_plain_qwen3`), after its last norm.
 
     A norm's weight is multiplied into the linear layer behind it, whose matrices are put together where they have the
     same input. Within a head the two halves that rotation pairs are laid beside each other, in queries and keys alike,
     which changes no score.
     """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model: Any = model
-        config: Any = model.config
-        self._heads: int = config.num_attention_heads
-        self._key_heads: int = config.num_key_value_heads or config.num_attention_heads
-        self._width: int = config.head_dim
-        self._epsilon: float = config.rms_norm_eps
 
     def __call__(self, packing: Packing, tokens_M: Tensor) -> Tensor:
         """[M, D] of some of the packed tokens, with gradient to the weights if it is enabled."""

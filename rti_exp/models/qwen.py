@@ -45,6 +45,18 @@ def _expected(name: str, module: nn.Module) -> bool:
     return getattr(module, "bias", None) is None
 
 
+class PlainQwen3:
+    """What a decoder that is written out needs of the model; its weights are read anew at each call."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model: Any = model
+        config: Any = model.config
+        self._heads: int = config.num_attention_heads
+        self._key_heads: int = config.num_key_value_heads or config.num_attention_heads
+        self._width: int = config.head_dim
+        self._epsilon: float = config.rms_norm_eps
+
+
 def build_of(model: PreTrainedModel) -> tuple[tuple[object, ...], ...]:
     """What a model is made of, hooks included: other than before where modules were replaced, as adapters do."""
     return tuple((id(module), type(module), _hooks(module)) for module in model.modules())
