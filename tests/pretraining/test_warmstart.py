@@ -1,5 +1,6 @@
 """`python -m rti_exp.warmstart`: makes loadable folders, the same ones for the same seed, and keeps what is there."""
 
+import contextlib
 import hashlib
 import json
 import signal
@@ -56,9 +57,11 @@ def test_makes_a_policy_and_a_teacher_that_train_takes(tmp_path: Path) -> None:
 
 
 def started_by(process: int) -> list[int]:
-    """All processes below it."""
-    found = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = {int(pid): int(parent) for pid, parent in (line.split() for line in found.splitlines())}
+    """All processes below it, by /proc."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # one that has just ended
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
     below = [pid for pid, parent in parents.items() if parent == process]
     return below + [pid for child in below for pid in started_by(child)]
 
