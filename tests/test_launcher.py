@@ -230,7 +230,8 @@ def test_many_configs_are_told(
     assert capsys.readouterr().out == "checking 3 configs ...\n"
 
 
-def test_what_to_type_next_can_be_pasted(tmp_path: Path) -> None:
+def test_what_to_type_next_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where nobody has run the study yet
     assert next_commands(Path("runs") / "gate.delta") == ["for the report:", "  python -m rti_exp.report gate.delta"]
     study = tmp_path / "my runs" / "a b"
     (study / "key" / "wandb" / "offline-run-1").mkdir(parents=True)
