@@ -13,7 +13,7 @@ import rti_exp
 
 PACKAGE = Path(rti_exp.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("types", "settings", "randomness", "disk", "jsonlines", "linepipe", "secrecy", "signals"),
+    ("types", "settings", "randomness", "compiled", "disk", "jsonlines", "linepipe", "secrecy", "signals"),
     (
         "runs",
         "paths",
@@ -66,7 +66,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ANALYSIS_MAY_IMPORT = {"types", "settings", "randomness", "jsonlines", "runs", "paths", "objective", "analysis"}
-HEAVY = ("torch", "pytorch_lightning", "transformers", "wandb", "scipy", "pandas", "numpy", "matplotlib")
+HEAVY = ("torch", "numba", "pytorch_lightning", "transformers", "wandb", "scipy", "pandas", "numpy", "matplotlib")
 
 
 def part_of(path: Path) -> str:
