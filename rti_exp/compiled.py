@@ -25,8 +25,9 @@ def compiled(function: _Function) -> _Function:
     """
     import numba
 
+    jit: Any = numba.njit
     arguments: dict[str, Any] = {"fastmath": _ALGEBRA, "error_model": "numpy", "nogil": True}
     try:
-        return numba.njit(cache=True, **arguments)(function)
+        return jit(cache=True, **arguments)(function)
     except RuntimeError:  # no folder to keep it in
-        return numba.njit(**arguments)(function)
+        return jit(**arguments)(function)
