@@ -62,20 +62,24 @@ class Counts:
 
 def count_into(counts: Counts) -> None:
     """From now on, in this process, forward passes are counted."""
+    from rti_exp.engines.flat import FlatForward
     from rti_exp.engines.forward import SlotForward
     from rti_exp.engines.local import LocalEngine
     from rti_exp.forward import TrainedPositions
     from rti_exp.intervention.meter import Meter
     from rti_exp.models.packed import PackedDecoder
 
-    feed, stage, generate, train = SlotForward.feed, Meter.stage, LocalEngine._generate, TrainedPositions.__call__
+    stage, generate, train = Meter.stage, LocalEngine._generate, TrainedPositions.__call__
     decode = PackedDecoder.__call__
 
-    def counted_feed(self: Any, cache: Any, spans: Sequence[Any], **rest: Any) -> Any:
-        for span in spans:
-            contexts = (span.end * (span.end + 1) - span.start * (span.start + 1)) // 2
-            counts.add(counts.phase, span.end - span.start, len(span.targets), contexts)
-        return feed(self, cache, spans, **rest)
+    def counting(feed: Any) -> Any:
+        def counted_feed(self: Any, cache: Any, spans: Sequence[Any], **rest: Any) -> Any:
+            for span in spans:
+                contexts = (span.end * (span.end + 1) - span.start * (span.start + 1)) // 2
+                counts.add(counts.phase, span.end - span.start, len(span.targets), contexts)
+            return feed(self, cache, spans, **rest)
+
+        return counted_feed
 
     def counted_generate(self: Any, requests: Sequence[Any]) -> Any:
         completions = generate(self, requests)
@@ -105,7 +109,8 @@ def count_into(counts: Counts) -> None:
         finally:
             counts.phase = "rollout"
 
-    SlotForward.feed = counted_feed  # pyright: ignore[reportAttributeAccessIssue]
+    for forward in (FlatForward, SlotForward):
+        forward.feed = counting(forward.feed)  # pyright: ignore[reportAttributeAccessIssue]
     LocalEngine._generate = counted_generate  # pyright: ignore[reportAttributeAccessIssue]
     TrainedPositions.__call__ = counted_training  # pyright: ignore[reportAttributeAccessIssue]
     PackedDecoder.__call__ = counted_packed  # pyright: ignore[reportAttributeAccessIssue]

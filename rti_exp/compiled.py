@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from typing import Any, TypeVar
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+from typing import Any
 
 _ALGEBRA = {"reassoc", "contract", "arcp", "nsz", "afn"}
 """What the compiler may do to sums and quotients; values that are not finite stay what they are."""
@@ -17,7 +15,7 @@ def can_compile() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-def compiled(function: _Function) -> _Function:
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled at its first call for the types of its arguments, and kept on disk for later processes.
 
     Numba looks at the file that a function is in to see whether what is kept is of the present source: a compiled

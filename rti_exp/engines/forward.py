@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,31 +12,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rti_exp.engines.prefixes import Row
 from rti_exp.engines.slots import SlotCache
+from rti_exp.engines.spans import Span, by_span, chosen_log_probs
 from rti_exp.engines.straight import StraightDecoder, straight_decoder
-from rti_exp.models.qwen import build_of
 
 _PADDING = 128
 """Padded tokens that one pass may waste before its rows are split over two."""
-_LOGIT_ROWS = 1024
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """By how much, in parts of the largest, hidden states of the two ways may differ."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """Tokens `ids[start:end]` to be fed into `row`, and the tokens whose log-probs are wanted.
-
-    The first of `targets` follows position `first`, which is not before `start`; none: keys and values only.
-    """
-
-    row: Row
-    ids: tuple[int, ...]
-    start: int
-    end: int
-    first: int = 0
-    targets: tuple[int, ...] = ()
 
 
 class SlotForward:
@@ -55,26 +37,26 @@ class SlotForward:
         named = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in named else "past_key_values"
         self._straight = straight_decoder(model)
-        self._build = build_of(model)
         self._proven: set[tuple[object, ...]] = set()
 
     @property
     def device(self) -> torch.device:
         return self._model.device
 
-    def renew(self) -> None:
-        """See whether the model is still made of what it was; adapters, say, may have been put in since."""
-        build = build_of(self._model)
-        if build != self._build:
-            self._build, self._straight = build, straight_decoder(self._model)
-            self._proven.clear()
+    def new_cache(self) -> SlotCache:
+        return SlotCache(self._model.config.num_hidden_layers)
 
-    def __call__(self, cache: SlotCache, tokens_BT: Tensor, positions_BT: Tensor, shown_BTK: Tensor) -> Tensor:
-        """Logits of the last position, [B, V]; `shown_BTK` is True where a token may look."""
-        hidden_BTD = self._hidden(cache, tokens_BT, positions_BT, shown_BTK)
-        if hidden_BTD is None:
-            return self._model_logits(cache, tokens_BT, positions_BT, shown_BTK, keep=1)[:, -1]
-        return self._head(hidden_BTD[:, -1:])[:, -1]
+    def next_logits(
+        self, cache: SlotCache, tokens_B: Tensor, slots_B: Tensor, positions_B: Tensor, visible: int
+    ) -> Tensor:
+        """[B, V] after these tokens, one in each of the first B slots, of which `visible` positions are looked at."""
+        cache.point(slots_B * cache.length + positions_B, visible)
+        tokens_B1, positions_B1 = tokens_B[:, None], positions_B[:, None]
+        shown_B1K = (torch.arange(visible, device=self.device) <= positions_B1)[:, None]
+        hidden_B1D = self._hidden(cache, tokens_B1, positions_B1, shown_B1K)
+        if hidden_B1D is None:
+            return self._model_logits(cache, tokens_B1, positions_B1, shown_B1K, keep=1)[:, -1]
+        return self._head(hidden_B1D)[:, -1]
 
     def _logits_at(
         self,
@@ -203,15 +185,7 @@ class SlotForward:
         targets = [target for span in spans for target in span.targets]
         places_NN = torch.tensor([rows, columns], device=self.device)
         logits_NV = self._logits_at(cache, tokens_BT, positions_BT, shown_BTK, places_NN[0], places_NN[1])
-        values: list[float] = []
-        targets_N1 = torch.tensor(targets, device=self.device)[:, None]
-        for chunk_NV, chosen_N1 in zip(logits_NV.split(_LOGIT_ROWS), targets_N1.split(_LOGIT_ROWS), strict=True):
-            values += chunk_NV.float().log_softmax(dim=1).gather(1, chosen_N1)[:, 0].tolist()
-        results, taken = [], 0
-        for span in spans:
-            results.append(tuple(values[taken : taken + len(span.targets)]))
-            taken += len(span.targets)
-        return results
+        return by_span(spans, chosen_log_probs(logits_NV, targets))
 
 
 def _mask(shown_BTK: Tensor, dtype: torch.dtype) -> Tensor:

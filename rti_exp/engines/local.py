@@ -19,8 +19,13 @@ from transformers import PreTrainedModel
 from rti_exp.engines.base import GenerateRequest, RequestsTooLong, ScoreRequest
 from rti_exp.engines.casting import linear_weights_cast
 from rti_exp.engines.decoding import DecodeBatch
-from rti_exp.engines.forward import SlotForward, Span
+from rti_exp.engines.flat import FlatForward, flat_forward, in_flat_arithmetic
+from rti_exp.engines.flat_decoding import FlatDecodeBatch, can_advance
+from rti_exp.engines.forward import SlotForward
 from rti_exp.engines.pool import SlotPool
+from rti_exp.engines.prefixes import Row
+from rti_exp.engines.spans import Span
+from rti_exp.models.qwen import build_of
 from rti_exp.types import Completion
 
 
@@ -36,7 +41,8 @@ class LocalEngine:
         max_batch: requests decoded or scored together; more are done in several batches.
         cache_rows: sequences whose keys and values are kept. The cache takes max(cache_rows, 2 * batch) times the
             longest sequence tokens, each 2 * layers * key/value heads * head width values.
-        prefill_tokens: padded tokens of one prefill or scoring pass.
+        prefill_tokens: tokens of one prefill or scoring pass, padding included.
+        compiled: take the compiled steps (`rti_exp.engines.flat`) where they are for this model and machine.
 
     Raises:
         ValueError: the model's attention cannot be run with rows of different lengths.
@@ -50,6 +56,7 @@ class LocalEngine:
         max_batch: int = 256,
         cache_rows: int = 256,
         prefill_tokens: int = 4096,
+        compiled: bool = True,
     ) -> None:
         self.model = model
         self.policy_version = 0
@@ -57,18 +64,24 @@ class LocalEngine:
         self.scored_tokens = 0
         self.prefilled_tokens = 0
         """Tokens of prompts and scored texts whose keys and values were computed, rather than found."""
-        self._forward = SlotForward(model, pad_id=pad_id)
+        self._pad_id = pad_id
         self._max_batch = max_batch
         self._cache_rows = cache_rows
         self._prefill_tokens = prefill_tokens
+        self._slots = SlotForward(model, pad_id=pad_id)
+        self._compiled = compiled
+        self._flat: FlatForward | None = None
+        self._tried_flat = False
+        self._build: tuple[object, ...] | None = None
+        self._forward: SlotForward | FlatForward = self._slots
         self._pool = self._new_pool()
-        self._pool_arithmetic = self._arithmetic()
+        self._pool_arithmetic: tuple[object, ...] = ()
         if model.device.type == "cpu":
             with self._evaluating():  # on the weights of now: a run that is resumed decides as the unbroken one did
-                self._forward.prove()
+                self._slots.prove()
 
     def _new_pool(self) -> SlotPool:
-        return SlotPool(layers=self.model.config.num_hidden_layers, cache_rows=self._cache_rows)
+        return SlotPool(self._forward.new_cache(), cache_rows=self._cache_rows)
 
     def sync(self, policy_version: int) -> None:
         self.policy_version = policy_version
@@ -124,23 +137,16 @@ class LocalEngine:
         if reasons:
             raise RequestsTooLong(reasons)
 
-    def _arithmetic(self) -> tuple[torch.device, torch.dtype, torch.dtype | None]:
-        """What keys and values are computed on and in: device, dtype of the weights, dtype of autocast if it is on."""
-        device = self._forward.device
-        autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-        return device, self.model.dtype, autocast
-
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        arithmetic = self._arithmetic()
-        if arithmetic != self._pool_arithmetic:
-            self._pool, self._pool_arithmetic = self._new_pool(), arithmetic
-        self._forward.renew()
         training = [module for module in self.model.modules() if module.training]
         for module in training:
             module.training = False
+        place = self._slots.device.type
+        autocast = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
         try:
-            with torch.inference_mode(), linear_weights_cast(self.model, arithmetic[2]):
+            with torch.inference_mode(), linear_weights_cast(self.model, autocast):
+                self._choose_forward(autocast)
                 yield
         except BaseException:
             self._pool = self._new_pool()  # rows may be half written
@@ -148,6 +154,20 @@ class LocalEngine:
         finally:
             for module in training:
                 module.training = True
+
+    def _choose_forward(self, autocast: torch.dtype | None) -> None:
+        """The way for what the model is made of and computed in now; keys and values of another are forgotten."""
+        build = build_of(self.model)
+        if build != self._build:  # adapters, say, may have been put in since
+            self._build, self._slots = build, SlotForward(self.model, pad_id=self._pad_id)
+            self._flat, self._tried_flat = None, not self._compiled
+        takes_flat = in_flat_arithmetic(self.model)
+        if takes_flat and not self._tried_flat:
+            self._flat, self._tried_flat = flat_forward(self.model), True
+        self._forward = (self._flat if takes_flat else None) or self._slots
+        arithmetic = (self._forward, self._slots.device, self.model.dtype, autocast)
+        if arithmetic != self._pool_arithmetic:
+            self._pool, self._pool_arithmetic = self._new_pool(), arithmetic
 
     def _generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         askers: dict[tuple[int, ...], list[int]] = {}
@@ -165,13 +185,14 @@ class LocalEngine:
             ]
         )
         self._pool.copy_to_followers(seats, ends)
-        asker_of_slot: dict[int, int] = {}
+        asker_of_row: dict[Row, int] = {}
         for seat, prompt in zip(seats, prompts, strict=True):
-            asker_of_slot.update(zip((row.slot for row in (seat.row, *seat.copies)), askers[prompt], strict=True))
-        order = [asker_of_slot[slot] for slot in range(len(requests))]
-        batch = DecodeBatch(self._forward, self._pool, [requests[index] for index in order])
+            asker_of_row.update(zip((seat.row, *seat.copies), askers[prompt], strict=True))
+        rows = sorted(asker_of_row, key=lambda row: row.slot)
+        order = [asker_of_row[row] for row in rows]
+        decoded = self._decoded(rows, [requests[index] for index in order])
         completions: dict[int, Completion] = {}
-        for index, row, (token_ids, log_probs) in zip(order, batch.rows, batch.run(), strict=True):
+        for index, row, (token_ids, log_probs) in zip(order, rows, decoded, strict=True):
             request = requests[index]
             # The last token was drawn but never fed: its keys and values are not there.
             self._pool.index.store(row, request.prompt_ids + token_ids[:-1])
@@ -182,6 +203,13 @@ class LocalEngine:
                 policy_version=self.policy_version,
             )
         return [completions[index] for index in range(len(requests))]
+
+    def _decoded(
+        self, rows: Sequence[Row], requests: Sequence[GenerateRequest]
+    ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+        if isinstance(self._forward, FlatForward) and can_advance(requests):
+            return FlatDecodeBatch(self._forward, self._pool, rows, requests).run()
+        return DecodeBatch(self._forward, self._pool, rows, requests).run()
 
     def _score(self, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[tuple[float, ...]]:
         fed = [prompt_ids + token_ids[:-1] for prompt_ids, token_ids in pairs]

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rti_exp.engines.prefixes import PrefixIndex, Row
-from rti_exp.engines.slots import SlotCache
-
-_SLOT_STEP = 32
-_LENGTH_STEP = 64
-
-
-def _rounded(size: int, step: int) -> int:
-    """Up to a multiple of `step`, so that the cache does not grow with every call."""
-    return -(-size // step) * step
+from rti_exp.engines.slots import Slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +22,8 @@ class Seat:
 class SlotPool:
     """Slots with keys and values, and the index of what they hold."""
 
-    def __init__(self, *, layers: int, cache_rows: int) -> None:
-        self.cache = SlotCache(layers)
+    def __init__(self, cache: Slots, *, cache_rows: int) -> None:
+        self.cache: Any = cache  # of the layout of the forward pass that made it
         self.index = PrefixIndex()
         self._cache_rows = cache_rows
 
@@ -41,7 +34,7 @@ class SlotPool:
     def seat(
         self, sequences: Sequence[tuple[int, ...]], limits: Sequence[int], copies: Sequence[int], room: int
     ) -> list[Seat]:
-        """A seat for each of these sequences; together they take the first slots of the cache.
+        """A seat for each of these sequences; where the cache wants it, together they take its first slots.
 
         A sequence goes on in the row that it extends as a whole, else a row not lately used is overwritten with a
         copy of the longest stored prefix.
@@ -67,11 +60,9 @@ class SlotPool:
         free = self.index.least_used(total - len(claimed), kept)
         rows = [*claimed, *free]
         # One position more than asked: a last one that no row uses, for padding to be written to.
-        slots = max(total, *(row.slot + 1 for row in rows))
-        if slots > self.cache.slot_count:  # twice as many, so that it grows a few times only
-            slots = max(slots, min(2 * self.cache.slot_count, len(self.index.rows)))
-        self.cache.reserve(_rounded(slots, _SLOT_STEP), _rounded(room + 1, _LENGTH_STEP))
-        self._gather(rows, total, overwritten=set(free))
+        self.cache.make_room(max(total, *(row.slot + 1 for row in rows)), room + 1, most_slots=len(self.index.rows))
+        if self.cache.in_front:
+            self._gather(rows, total, overwritten=set(free))
         return self._fill(sequences, limits, copies, found, extended, free)
 
     def _gather(self, rows: Sequence[Row], total: int, *, overwritten: set[Row]) -> None:
@@ -79,10 +70,16 @@ class SlotPool:
         outside = [row for row in rows if row.slot >= total]
         inside = [row for row in self.index.rows[:total] if row not in members]
         # What is overwritten anyway, or holds nothing, need not be carried along.
-        moves = [pair for pair in zip(outside, inside, strict=True) if pair[0] not in overwritten]
-        moves += [pair for pair in zip(inside, outside, strict=True) if pair[0].ids]
-        length = max((len(row.ids) for row, _ in moves), default=0)
-        self.cache.copy([row.slot for row, _ in moves], [row.slot for _, row in moves], length)
+        pairs = [
+            (one.slot, other.slot, one not in overwritten, bool(other.ids))
+            for one, other in zip(outside, inside, strict=True)
+        ]
+        both = [(one, other) for one, other, first, second in pairs if first and second]
+        moves = [(one, other) for one, other, first, second in pairs if first and not second]
+        moves += [(other, one) for one, other, first, second in pairs if second and not first]
+        length = max((len(row.ids) for row in (*outside, *inside)), default=0)
+        self.cache.swap([one for one, _ in both], [other for _, other in both], length)
+        self.cache.copy([one for one, _ in moves], [other for _, other in moves], length)
         for one, other in zip(outside, inside, strict=True):
             self.index.swap(one, other)
 

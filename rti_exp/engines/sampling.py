@@ -10,11 +10,19 @@ from torch import Tensor
 
 from rti_exp.engines.base import Sampling
 
+_WORD = 2**64 - 1
+
 
 def uniforms(seeds: Sequence[int], count: int) -> Tensor:
     """[B, count] in [0, 1), fp32: row b is the Philox stream of `seeds[b]`; a longer stream begins as a shorter one."""
-    rows = [np.random.Generator(np.random.Philox(key=seed)).random(count, dtype=np.float32) for seed in seeds]
-    return torch.from_numpy(np.stack(rows))
+    # One generator whose state is set for each row: making one takes four times as long.
+    stream, rows = np.random.Philox(key=0), np.empty((len(seeds), count), np.float32)
+    generator, start = np.random.Generator(stream), stream.state
+    for seed, row in zip(seeds, rows, strict=True):
+        start["state"]["key"][:] = seed & _WORD, seed >> 64
+        stream.state = start
+        generator.random(out=row, dtype=np.float32)
+    return torch.from_numpy(rows)
 
 
 def draw(probabilities_BV: Tensor, uniforms_B: Tensor) -> Tensor:

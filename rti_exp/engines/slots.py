@@ -7,11 +7,41 @@ rows are continued, copied and cut without padding or moving the others.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+_SLOT_STEP = 32
+LENGTH_STEP = 64
+
+
+def rounded(size: int, step: int) -> int:
+    """Up to a multiple of `step`."""
+    return -(-size // step) * step
+
+
+class Slots(ABC):
+    """Rows of keys and values that may be copied and exchanged, whatever their layout."""
+
+    in_front: bool
+    """Whether rows that are computed together have to stand in the first slots."""
+
+    slot_count: int
+    length: int
+
+    @abstractmethod
+    def make_room(self, slots: int, length: int, *, most_slots: int) -> None:
+        """At least so many slots and positions, and more, so that it grows a few times only; what is stored stays.
+
+        There will never be use for over `most_slots`.
+        """
+
+    @abstractmethod
+    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """The first `length` positions of each source slot into the target slot beside it; no target is a source."""
 
 
 class SlotLayer(CacheLayerMixin):
@@ -72,11 +102,13 @@ class SlotLayer(CacheLayerMixin):
         return self._cache.length
 
 
-class SlotCache(Cache):
+class SlotCache(Slots, Cache):
     """The layers, and where the next forward pass writes (`places`) and what it sees (`slots`, `visible`).
 
     Memory: slots * length * 2 * layers * key/value heads * head width values.
     """
+
+    in_front = True
 
     def __init__(self, layers: int) -> None:
         self._slot_layers = [SlotLayer(self) for _ in range(layers)]
@@ -87,6 +119,11 @@ class SlotCache(Cache):
         self.slots: Tensor | None = None
         self.visible = 0
 
+    def make_room(self, slots: int, length: int, *, most_slots: int) -> None:
+        if slots > self.slot_count:
+            slots = max(slots, min(2 * self.slot_count, most_slots))
+        self.reserve(rounded(slots, _SLOT_STEP), rounded(length, LENGTH_STEP))
+
     def reserve(self, slot_count: int, length: int) -> None:
         """At least so many slots and positions; what is stored stays."""
         if slot_count <= self.slot_count and length <= self.length:
@@ -95,6 +132,19 @@ class SlotCache(Cache):
         self.length = max(length, self.length)
         for layer in self._slot_layers:
             layer.grow()
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        stores = [stored for layer in self._slot_layers for stored in layer.tensors()]
+        if not stores or not targets or length == 0:
+            return
+        from_slots, to_slots = (torch.tensor(slots, device=stores[0].device) for slots in (sources, targets))
+        for stored in stores:
+            shown = stored[:, :length]
+            shown.index_copy_(0, to_slots, shown.index_select(0, from_slots))
+
+    def swap(self, first: Sequence[int], second: Sequence[int], length: int) -> None:
+        """Exchange the first `length` positions of slots, pair by pair; no slot may come twice."""
+        self.copy([*second, *first], [*first, *second], length)
 
     def point(self, places_N: Tensor, visible: int, slots_B: Tensor | None = None) -> None:
         """Aim the next forward of [B, T] tokens.
@@ -105,18 +155,3 @@ class SlotCache(Cache):
             slots_B: the slot of each row; None for the first B slots, which are then shown without a copy.
         """
         self.places, self.visible, self.slots = places_N, visible, slots_B
-
-    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """The first `length` positions of each source slot into the target slot beside it."""
-        if not targets or length == 0:
-            return
-        stores = [stored for layer in self._slot_layers for stored in layer.tensors()]
-        place = stores[0].device if stores else None
-        from_slots, to_slots = (torch.tensor(slots, device=place) for slots in (sources, targets))
-        for stored in stores:
-            shown = stored[:, :length]
-            shown.index_copy_(0, to_slots, shown.index_select(0, from_slots))
-
-    def swap(self, first: Sequence[int], second: Sequence[int], length: int) -> None:
-        """Exchange the first `length` positions of slots, pair by pair; no slot may come twice."""
-        self.copy([*second, *first], [*first, *second], length)

@@ -40,9 +40,9 @@ def qwen(**changes: Any) -> Qwen3ForCausalLM:
 
 def answers(model: Any, *, taken: bool) -> list[Any]:
     """What an engine makes of ragged prompts over two turns, and of scoring."""
-    engine = LocalEngine(model)
+    engine = LocalEngine(model, compiled=False)
     if not taken:
-        engine._forward._straight = None
+        engine._slots._straight = None
     prompts = [tuple(range(3, 3 + length)) for length in (4, 9, 17, 30)]
     sampling = Sampling(max_tokens=6)
     made: list[Any] = []
@@ -54,7 +54,7 @@ def answers(model: Any, *, taken: bool) -> list[Any]:
         made.append([(one.token_ids, one.log_probs) for one in completions])
         prompts = [one + done.token_ids + (5, 6, 7) for one, done in zip(prompts, completions, strict=True)]
     made.append(engine.score([ScoreRequest(prompt_ids=one, token_ids=(9, 8, 7, 6)) for one in prompts]))
-    assert (engine._forward._straight is not None) is taken
+    assert (engine._slots._straight is not None) is taken
     return made
 
 
@@ -82,15 +82,15 @@ def test_half_precision_is_near(autocast: bool) -> None:
     rows = [ScoreRequest(prompt_ids=(3, 4, 5), token_ids=tuple(range(6, end))) for end in (9, 20, 40)]
     found = []
     for taken in (True, False):
-        engine = LocalEngine(model)
+        engine = LocalEngine(model, compiled=False)
         if not taken:
-            engine._forward._straight = None
+            engine._slots._straight = None
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             found.append([value for row in engine.score(rows) for value in row])
             engine.generate([GenerateRequest(prompt_ids=(3, 4, 5), sampling=Sampling(max_tokens=3), seed=0)])
-        assert (engine._forward._straight is not None) is taken
+        assert (engine._slots._straight is not None) is taken
     assert found[0] == pytest.approx(found[1], abs=0.1)
-    exact = [value for row in LocalEngine(qwen(initializer_range=0.1)).score(rows) for value in row]
+    exact = [value for row in LocalEngine(qwen(initializer_range=0.1), compiled=False).score(rows) for value in row]
     assert len(found[0]) == len(exact)
     assert found[0] != pytest.approx(exact, abs=1e-4)
 
@@ -110,7 +110,7 @@ def test_it_reads_the_weights_of_now() -> None:
 def test_an_engine_reads_the_weights_of_now(name: str, unseen: bool) -> None:
     """Also where they change behind autograd's back: `sync` says so."""
     model: Any = qwen()
-    engine = LocalEngine(model)
+    engine = LocalEngine(model, compiled=False)
     before = scored(engine)
     weight = model.model.layers[1].get_submodule(name).weight
     with torch.no_grad():
@@ -165,9 +165,9 @@ def own_way(model: Any) -> Any:
 def test_adapters_that_come_after_the_engine_are_computed() -> None:
     pytest.importorskip("peft", reason="the extra lora is not installed")
     model: Any = qwen()
-    engine = LocalEngine(model)
+    engine = LocalEngine(model, compiled=False)
     before = scored(engine)
-    assert engine._forward._straight is not None
+    assert engine._slots._straight is not None
     assert before == own_way(model)
     add_lora(model, LoraSettings(rank=2), seed=0)
     with torch.no_grad():
@@ -175,31 +175,31 @@ def test_adapters_that_come_after_the_engine_are_computed() -> None:
             if "lora_B" in name:
                 parameter.fill_(0.3)
     after = scored(engine)
-    assert engine._forward._straight is None
+    assert engine._slots._straight is None
     assert after != pytest.approx(before, abs=1e-3)
     assert after == own_way(model)
 
 
 def test_modules_and_hooks_that_come_after_the_first_call_are_computed() -> None:
     model: Any = qwen()
-    engine = LocalEngine(model)
+    engine = LocalEngine(model, compiled=False)
     plain = scored(engine)
     handle = model.model.layers[2].mlp.register_forward_hook(lambda _module, _inputs, output: output + 1)
     hooked = scored(engine)
     assert hooked != pytest.approx(plain, abs=1e-3)
     assert hooked == own_way(model)
-    assert engine._forward._straight is None
+    assert engine._slots._straight is None
     handle.remove()
     assert scored(engine) == plain
-    assert engine._forward._straight is not None
+    assert engine._slots._straight is not None
     model.model.norm = LouderNorm(model.model.norm)
     assert scored(engine) == own_way(model)
-    assert engine._forward._straight is None
+    assert engine._slots._straight is None
 
 
 def test_a_hook_on_the_model_itself_is_called() -> None:
     model: Any = qwen()
-    engine = LocalEngine(model)
+    engine = LocalEngine(model, compiled=False)
     scored(engine)
     calls: list[object] = []
     model.register_forward_pre_hook(lambda module, _inputs: calls.append(module))
@@ -213,8 +213,8 @@ def test_a_difference_is_noticed() -> None:
     block = model.model.layers[2].mlp
     own = block.forward
     block.forward = lambda hidden: own(hidden) + 1
-    engine = LocalEngine(model)
-    assert engine._forward._straight is None
+    engine = LocalEngine(model, compiled=False)
+    assert engine._slots._straight is None
     found = engine.score([ScoreRequest(prompt_ids=(3, 4), token_ids=(5, 6))])
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([[3, 4, 5, 6]])).logits[0].log_softmax(dim=1)
@@ -223,10 +223,10 @@ def test_a_difference_is_noticed() -> None:
 
 def test_what_training_makes_of_the_weights_changes_no_path() -> None:
     model: Any = qwen()
-    engine = LocalEngine(model)
+    engine = LocalEngine(model, compiled=False)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(30)
     engine.sync(1)
     scored(engine)
-    assert engine._forward._straight is not None
+    assert engine._slots._straight is not None
