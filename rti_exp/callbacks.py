@@ -1,46 +1,27 @@
-"""Callbacks of a run: records, evaluation, checkpoints by iteration.
+"""Callbacks of a run: records, evaluation, and all of them in their order.
 
 Their order matters, `training_callbacks` gives it: a checkpoint says that the rows up to its iteration are written.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 
-from rti_exp.checkpoints import latest_valid_checkpoint, publish_checkpoint, stage_checkpoint
-from rti_exp.disk import Disk, Job
 from rti_exp.distributed import gather_from_ranks, interleave
-from rti_exp.engines.casting import casts_left
 from rti_exp.gathering import require_valid
+from rti_exp.hooks import RunDirectory, learner
 from rti_exp.learner import RTIModule
 from rti_exp.metrics import Stopwatch, mean, success_count
 from rti_exp.objective.passk import pass_at_k
 from rti_exp.records import Decode, intervention_records, rollout_record
+from rti_exp.resume import IterationCheckpoint
 from rti_exp.settings import EvaluationSettings
 from rti_exp.types import Group, Task
-
-log = logging.getLogger(__name__)
-
-
-class RunDirectory(Protocol):
-    """What callbacks need of `rti_exp.runs.Run`."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def checkpoints(self) -> Path: ...
-    @property
-    def disk(self) -> Disk: ...
-    def append_metrics(self, row: Mapping[str, Any]) -> None: ...
-    def append_interventions(self, records: Sequence[Mapping[str, Any]]) -> None: ...
-    def append_rollouts(self, records: Iterable[Mapping[str, Any]]) -> None: ...
-    def truncate_after(self, iteration: int) -> None: ...
 
 
 def training_callbacks(
@@ -207,96 +188,6 @@ def evaluation_row(
     }
 
 
-class IterationCheckpoint(Callback):
-    """Checkpoints by RL iteration, and the resume from them; must stand after the callbacks that write rows.
-
-    Saves every `every` iterations, at the end, and on an exception or interrupt if the weights are those of a
-    finished iteration whose rows are written. A checkpoint has its name once the disk has it and all rows before it:
-    at the latest when the next one is written, or training has ended. At the start of fit the newest valid checkpoint
-    is restored into module, optimizer and data module, and the rows of later iterations are dropped, to be written
-    anew.
-
-    Args:
-        run: None on ranks that write nothing.
-        run_key: A checkpoint of another run is refused.
-        checkpoints: Folder of the run's checkpoints; every rank reads it.
-        every: Iterations between two checkpoints.
-        config: The run's, to say in what one of another run differs.
-        stopwatch: Its phase "logging" has what checkpoints take.
-    """
-
-    def __init__(
-        self,
-        *,
-        run: RunDirectory | None,
-        run_key: str,
-        checkpoints: Path,
-        every: int = 1,
-        config: Mapping[str, Any] | None = None,
-        stopwatch: Stopwatch | None = None,
-    ) -> None:
-        if every < 1:
-            raise ValueError(f"every={every}: must be an integer >= 1")
-        self.run = run
-        self.run_key = run_key
-        self.checkpoints = checkpoints
-        self.every = every
-        self.config = config
-        self.stopwatch = stopwatch or Stopwatch()
-        self._recorded = 0
-        self._saved = 0
-        self._publishing: Job | None = None
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        module = learner(pl_module)
-        state = latest_valid_checkpoint(self.checkpoints, self.run_key, self.config)
-        if state is not None:
-            module.restore_training_state(state)
-            _datamodule(trainer).load_state_dict({"iteration": module.iteration})
-            log.info("resumed after iteration %d", module.iteration)
-        self._recorded = self._saved = module.iteration
-        if self.run is not None:
-            # Without a checkpoint the evaluation before the first iteration is done again too.
-            self.run.truncate_after(module.iteration if state is not None else -1)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        module = learner(pl_module)
-        self._recorded = module.iteration
-        if module.iteration % self.every == 0:
-            with self.stopwatch.time("logging"):
-                self._save(module)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._save(learner(pl_module))
-        if self.run is not None:
-            self.run.disk.flush()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        module = learner(pl_module)
-        disk = None if self.run is None else self.run.disk
-        if disk is not None and exception is disk.error:
-            return
-        # Sharded weights are gathered by all ranks together, and the others may be elsewhere.
-        whole = not (module.updating or module.sharded or casts_left(module.model))
-        if whole and module.iteration == self._recorded:
-            self._save(module)
-        if disk is not None:
-            disk.flush()
-
-    def _save(self, module: RTIModule) -> None:
-        if module.iteration <= self._saved:
-            return
-        state = module.training_state() if self.run is not None or module.sharded else None
-        if self.run is not None and state is not None:
-            disk = self.run.disk
-            disk.wait(self._publishing)
-            staged = stage_checkpoint(self.checkpoints, self.run_key, state, previous=self._saved, config=self.config)
-            self._publishing = disk.submit(lambda: publish_checkpoint(staged), staged.discard)
-        self._saved = module.iteration
-
-
 class BudgetCallback(Callback):
     """Ends training once the module is finished: after the iteration that spends its budget, and right at the
     start of a resumed run that had spent it."""
@@ -308,20 +199,3 @@ class BudgetCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         trainer.should_stop = learner(pl_module).finished
-
-
-def learner(module: LightningModule) -> RTIModule:
-    """
-    Raises:
-        TypeError: another module than ours.
-    """
-    if not isinstance(module, RTIModule):
-        raise TypeError(f"this callback works with RTIModule, not with {type(module).__name__}")
-    return module
-
-
-def _datamodule(trainer: Trainer) -> LightningDataModule:
-    datamodule = getattr(trainer, "datamodule", None)
-    if not isinstance(datamodule, LightningDataModule):
-        raise TypeError("IterationCheckpoint needs a data module: trainer.fit(module, datamodule=...)")
-    return datamodule

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
+from rti_exp.archive import Image, UnfitError
 from rti_exp.config import TIMEOUT, VOLATILE
-from rti_exp.disk import Staged, sync_folder
+from rti_exp.disk import Staged, sync_folder, write_whole
 from rti_exp.jsonlines import to_json
 from rti_exp.runs.flat import ABSENT, differing
 
@@ -44,50 +48,94 @@ def save_checkpoint(
     A reader sees the whole file or none, also after a kill or a power cut. `previous` is the iteration that was
     saved or restored last (0: none); files of later ones were found damaged, and must not count among the two.
     """
-    staged = stage_checkpoint(folder, run_key, state, previous=previous, config=config)
+    taken = Checkpointer(folder, run_key, config).take(state, previous=previous)
     try:
-        publish_checkpoint(staged)
+        taken.publish()
+    except BaseException:
+        taken.discard()
+        raise
+    return taken.path
+
+
+class Checkpointer:
+    """Writes the checkpoints of a run, one after the other, each in two parts.
+
+    `take` copies the state, into memory that is kept from one to the next; `publish` of what it returns does the rest,
+    in another thread if need be. A state that is too large to be held twice is written by `take`.
+    """
+
+    def __init__(self, folder: Path, run_key: str, config: Mapping[str, Any] | None = None) -> None:
+        self.folder = folder
+        self._head = {"format": FORMAT, "run_key": run_key, "config": to_json(config or {})}
+        self._image = Image()
+
+    def take(self, state: Mapping[str, Any], *, previous: int) -> Taken:
+        """What `save_checkpoint` writes. The one that was taken before must be published, or given up, by now.
+
+        Raises:
+            OSError: the disk does not take it; then nothing is left of it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for damaged in _checkpoints(self.folder):
+            if _iteration(damaged) > previous:
+                damaged.unlink()
+        path = checkpoint_path(self.folder, state["iteration"])
+        temporary = path.with_suffix(".tmp")
+        content = {**self._head, **state}
+        try:
+            self._image.fill(content)
+        except UnfitError:
+            return _written(path, temporary, content)
+        return Taken(path, partial(self._write, path, temporary), partial(_remove, temporary))
+
+    def _write(self, path: Path, temporary: Path) -> None:
+        write_whole(temporary, *self._image.seal())
+        os.replace(temporary, path)
+
+
+class Taken:
+    """A checkpoint that has no name yet.
+
+    Args:
+        path: The name that `publish` gives it.
+        put: Waits until the disk has it under that name.
+        discard: Removes what `put` has left when it failed, or what it would have begun with.
+    """
+
+    def __init__(self, path: Path, put: Callable[[], object], discard: Callable[[], object]) -> None:
+        self.path = path
+        self._put = put
+        self.discard = discard
+
+    def publish(self) -> None:
+        """Wait for the disk, give the checkpoint its name, and drop all but the newest two.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        self._put()
+        folder = self.path.parent
+        sync_folder(folder)
+        for old in _checkpoints(folder)[KEPT:]:
+            old.unlink()
+        for left in folder.glob("iteration-*.tmp"):
+            left.unlink()
+
+
+def _written(path: Path, temporary: Path, content: Mapping[str, Any]) -> Taken:
+    """Written at once, as `torch.save` does it."""
+    staged = Staged(path, temporary)
+    try:
+        _write(staged.file, content)
     except BaseException:
         staged.discard()
         raise
-    return staged.path
+    return Taken(path, staged.publish, staged.discard)
 
 
-def stage_checkpoint(
-    folder: Path, run_key: str, state: Mapping[str, Any], *, previous: int, config: Mapping[str, Any] | None = None
-) -> Staged:
-    """What `save_checkpoint` writes, still under another name; `publish_checkpoint` does the rest.
-
-    Raises:
-        OSError: the disk does not take it; then nothing is left of it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for damaged in _checkpoints(folder):
-        if _iteration(damaged) > previous:
-            damaged.unlink()
-    path = checkpoint_path(folder, state["iteration"])
-    staged = Staged(path, path.with_suffix(".tmp"))
-    try:
-        _write(staged.file, {"format": FORMAT, "run_key": run_key, "config": to_json(config or {}), **state})
-    except BaseException:
-        staged.discard()
-        raise
-    return staged
-
-
-def publish_checkpoint(staged: Staged) -> None:
-    """Wait for the disk, give the checkpoint its name, and drop all but the newest two.
-
-    Raises:
-        OSError: the disk does not take it.
-    """
-    staged.publish()
-    folder = staged.path.parent
-    sync_folder(folder)
-    for old in _checkpoints(folder)[KEPT:]:
-        old.unlink()
-    for left in folder.glob("iteration-*.tmp"):
-        left.unlink()
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):  # on a broken disk the first error counts
+        path.unlink(missing_ok=True)
 
 
 def _write(file: IO[bytes], content: Mapping[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import queue
 import signal
@@ -125,6 +127,47 @@ class Staged:
             self.file.close()
         with contextlib.suppress(OSError):
             self.temporary.unlink(missing_ok=True)
+
+
+BLOCK = 4096
+"""What a device takes from memory begins, and is long, a multiple of it."""
+
+
+def write_whole(path: Path, content: memoryview, size: int) -> None:
+    """Write a file, and wait until the disk has it; past the page cache, where the file system can.
+
+    That spares the processor a copy of it. Where the file system cannot, it is written as any other.
+
+    Args:
+        content: The file, up to `size`, and memory up to the next multiple of `BLOCK`; best where it begins at one.
+
+    Raises:
+        OSError: the disk does not take it; what is written of it stays.
+    """
+    descriptor, direct = _open_to_write(path)
+    try:
+        written, end = 0, -(-size // BLOCK) * BLOCK if direct else size
+        while written < end:
+            try:
+                written += os.pwrite(descriptor, content[written:end], written)
+            except OSError as error:
+                if not direct or error.errno != errno.EINVAL:
+                    raise
+                fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)  # no O_DIRECT any more
+                direct, end = False, size
+        os.ftruncate(descriptor, size)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open_to_write(path: Path) -> tuple[int, bool]:
+    """A new file's descriptor, and whether it is written past the page cache."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o644), True
+    except (AttributeError, OSError):  # not every system, and not every file system, has it
+        return os.open(path, flags, 0o644), False
 
 
 def sync_folder(folder: Path) -> None:

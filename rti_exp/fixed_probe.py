@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from rti_exp.callbacks import RunDirectory, learner
 from rti_exp.engines.base import ScoreRequest
 from rti_exp.envs.base import Environment
+from rti_exp.hooks import RunDirectory, learner
 from rti_exp.learner import RTIModule
 from rti_exp.metrics import mean
 from rti_exp.objective.perplexity import log_perplexity

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from pytorch_lightning.strategies import ModelParallelStrategy
 
-from rti_exp.callbacks import IterationCheckpoint
 from rti_exp.distributed import leave
+from rti_exp.resume import IterationCheckpoint
 from rti_exp.runs import Run
 from rti_exp.sharding import gathered
 from tests.distributed_cases import RUN, gradients, whole_run

@@ -12,7 +12,6 @@ from pytorch_lightning import Callback
 
 from rti_exp.callbacks import (
     EvaluationCallback,
-    IterationCheckpoint,
     evaluation_row,
     interleaved_families,
     training_callbacks,
@@ -21,6 +20,7 @@ from rti_exp.checkpoints import CheckpointError, latest_valid_checkpoint, save_c
 from rti_exp.engines.casting import CastWeight
 from rti_exp.learner import RTIModule
 from rti_exp.metrics import is_timing
+from rti_exp.resume import IterationCheckpoint
 from rti_exp.runs import Run
 from rti_exp.settings import AlgorithmSettings, EvaluationSettings, RunSettings
 from rti_exp.types import Author, Task

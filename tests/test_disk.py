@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import DictConfig
 
 from rti_exp import job
-from rti_exp.checkpoints import latest_valid_checkpoint, publish_checkpoint, stage_checkpoint
+from rti_exp.checkpoints import Checkpointer, latest_valid_checkpoint
 from rti_exp.config import check
 from rti_exp.disk import Disk
 from rti_exp.jsonlines import LineFile
@@ -133,9 +134,13 @@ def test_rows_that_the_disk_does_not_take_are_taken_back(
         assert file.path.read_text() == '{"iteration": 1}\n'
 
 
+@pytest.mark.parametrize(
+    ("weights", "left"), [(torch.ones(9), []), (torch.ones(9).to_sparse(), ["iteration-000001.tmp"])]
+)
 def test_a_checkpoint_has_no_name_before_its_rows_are_on_the_disk(
-    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: torch.Tensor, left: list[str]
 ) -> None:
+    """One that is copied is not written before; one that cannot be copied is, under another name."""
     folder = tmp_path / "checkpoints"
     gate = threading.Event()
     real = os.fsync
@@ -143,9 +148,9 @@ def test_a_checkpoint_has_no_name_before_its_rows_are_on_the_disk(
         os, "fsync", lambda descriptor: gate.wait(60) if name_of(descriptor) == "rows.jsonl" else real(descriptor)
     )
     LineFile(tmp_path / "rows.jsonl", disk=disk).append([{"iteration": 1}])
-    staged = stage_checkpoint(folder, "key", {"iteration": 1}, previous=0)
-    disk.submit(lambda: publish_checkpoint(staged), staged.discard)
-    assert [path.name for path in folder.iterdir()] == ["iteration-000001.tmp"]
+    taken = Checkpointer(folder, "key").take({"iteration": 1, "weights": weights}, previous=0)
+    disk.submit(taken.publish, taken.discard)
+    assert [path.name for path in folder.iterdir()] == left
     assert latest_valid_checkpoint(folder, "key") is None
     gate.set()
     disk.flush()

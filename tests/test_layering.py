@@ -30,9 +30,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rollout",),
     ("intervention",),
     ("batch",),
-    ("forward", "distributed", "metrics", "records", "checkpoints", "tasks", "gathering"),
+    ("forward", "distributed", "metrics", "records", "archive", "checkpoints", "tasks", "gathering"),
     ("sharding",),
     ("learner",),
+    ("hooks",),
+    ("resume",),
     ("callbacks",),
     (
         "analysis",

@@ -19,10 +19,10 @@ import torch
 from omegaconf import DictConfig
 
 from rti_exp import job
-from rti_exp.callbacks import IterationCheckpoint
 from rti_exp.checkpoints import latest_valid_checkpoint
 from rti_exp.config import check
 from rti_exp.learner import RTIModule
+from rti_exp.resume import IterationCheckpoint
 from rti_exp.runs import TOLD_FILES, Run, is_held, read_status
 
 Composed = Callable[..., DictConfig]
