@@ -8,6 +8,7 @@ different lengths cost neither masks nor padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from rti_exp.compiled import can_compile
-from rti_exp.engines.slots import LENGTH_STEP, Slots, rounded
+from rti_exp.engines.flat_cache import FlatCache
 from rti_exp.engines.spans import LOGIT_ROWS, Span, by_span, chosen_log_probs
 from rti_exp.models.qwen import PlainQwen3, is_plain_qwen3
 
 _ROUNDING = 1e-4
 """By how much, in parts of the largest, hidden states may differ from the model's."""
+_KEPT_ROWS = 512
+"""Memory of passes over up to so many tokens is kept for the next: decode steps are many and short."""
 
 
 def flat_forward(model: PreTrainedModel) -> FlatForward | None:
@@ -42,61 +45,73 @@ def in_flat_arithmetic(model: PreTrainedModel) -> bool:
     return on_cpu and model.dtype == torch.float32 and torch.get_num_threads() == 1
 
 
-class FlatCache(Slots):
-    """Keys [slots, key heads, W, length] and values [slots, key heads, length, W] of each layer.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """A layer's weights as they are used: matrices transposed, norms as arrays."""
 
-    Memory: as of `rti_exp.engines.slots.SlotCache`.
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    out: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    first_norm: np.ndarray
+    second_norm: np.ndarray
+    query_norm: np.ndarray
+    key_norm: np.ndarray
+
+
+class _Scratch:
+    """What a pass over `count` tokens writes between its matmuls; one set serves all layers.
+
+    Args:
+        memory: at least as many rows of its parts, side by side.
     """
 
-    in_front = False
-
-    def __init__(self, *, layers: int, key_heads: int, width: int) -> None:
-        self.slot_count = self.length = 0
-        self._key_heads, self._width = key_heads, width
-        self._used = 0
-        """So many first slots may hold something."""
-        self.keys = [self._empty(0, 0, keys=True)] * layers
-        self.values = [self._empty(0, 0, keys=False)] * layers
-
-    def _empty(self, slots: int, length: int, *, keys: bool) -> Tensor:
-        own = (self._width, length) if keys else (length, self._width)
-        return torch.empty((slots, self._key_heads, *own))
-
-    def make_room(self, slots: int, length: int, *, most_slots: int) -> None:
-        if most_slots > self.slot_count or length > self.length:
-            # Memory of slots that were never written to is not there.
-            self.slot_count = max(most_slots, self.slot_count)
-            if length > self.length:
-                self.length = rounded(max(length, self.length * 3 // 2), LENGTH_STEP)
-            for layer in range(len(self.keys)):
-                self.keys[layer] = self._grown(self.keys[layer], keys=True)
-                self.values[layer] = self._grown(self.values[layer], keys=False)
-        self._used = max(self._used, slots)
-
-    def _grown(self, stored: Tensor, *, keys: bool) -> Tensor:
-        grown = self._empty(self.slot_count, self.length, keys=keys)
-        _, _, first, second = stored.shape
-        grown[: self._used, :, :first, :second] = stored[: self._used]
-        return grown
-
-    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        from rti_exp.engines import kernels  # needs the compiler
-
-        pairs = np.array(sources, np.int64), np.array(targets, np.int64)
-        for keys, values in zip(self.keys, self.values, strict=True):
-            kernels.copy(keys.numpy(), values.numpy(), *pairs, length)
+    def __init__(self, count: int, memory: tuple[Tensor, ...], *, heads: int, key_heads: int, width: int) -> None:
+        self.normed, projected, self.found, both, self.gated = (part[:count] for part in memory)
+        queries, keys = heads * width, key_heads * width
+        self.query, self.key, self.value = projected.split([queries, keys, keys], dim=1)
+        self.gate, self.up = both.chunk(2, dim=1)
+        self.normed_array, self.gated_array, self.both_array = (one.numpy() for one in (self.normed, self.gated, both))
+        self.heads_array = projected.view(count, heads + 2 * key_heads, width).numpy()
+        self.found_array = self.found.view(count, heads, width).numpy()
 
 
 class FlatForward(PlainQwen3):
-    """Runs `model` over a `FlatCache`; the caller sees to inference mode."""
+    """Runs `model` over a `FlatCache`; the caller sees to inference mode, and calls `renew` after each change."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         from rti_exp.engines import kernels  # needs the compiler
 
         super().__init__(model)
         self._kernels = kernels
+        self._layers: list[_Layer] = []
+        self._kept = self._memory(0)
+        self._scratches: dict[int, _Scratch] = {}
         self._scores, self._powers = np.empty(0, np.float32), np.empty(0, np.int32)
         self._cosine_LP = self._sine_LP = np.empty((0, self._width // 2), np.float32)
+        self.renew()
+
+    def renew(self) -> None:
+        """Look the model's weights up: they may be other tensors than they were."""
+        self._layers = [
+            _Layer(
+                query=_turned(layer.self_attn.q_proj),
+                key=_turned(layer.self_attn.k_proj),
+                value=_turned(layer.self_attn.v_proj),
+                out=_turned(layer.self_attn.o_proj),
+                gate=_turned(layer.mlp.gate_proj),
+                up=_turned(layer.mlp.up_proj),
+                down=_turned(layer.mlp.down_proj),
+                first_norm=_array(layer.input_layernorm),
+                second_norm=_array(layer.post_attention_layernorm),
+                query_norm=_array(layer.self_attn.q_norm),
+                key_norm=_array(layer.self_attn.k_norm),
+            )
+            for layer in self._model.model.layers
+        ]
 
     @property
     def device(self) -> torch.device:
@@ -165,20 +180,34 @@ class FlatForward(PlainQwen3):
         In each slot all positions before the first of these are stored; of one slot, tokens are in order.
         """
         self._prepare(cache.length)
-        decoder = self._model.model
+        decoder, kernels, epsilon = self._model.model, self._kernels, self._epsilon
         states_ND = functional.embedding(tokens_N, decoder.embed_tokens.weight)
-        all_N = torch.arange(len(tokens_N))
-        for index, layer in enumerate(decoder.layers):
-            last = index == len(decoder.layers) - 1
-            normed_ND = self._normed(states_ND, layer.input_layernorm)
-            where = (slots_N.numpy(), positions_N.numpy(), cache.keys[index].numpy(), cache.values[index].numpy())
-            attended_MD = self._attended(layer.self_attn, normed_ND, rows_M if last else all_N, where)
-            if last and len(rows_M) < len(states_ND):
+        states, scratch = states_ND.numpy(), self._scratch(len(tokens_N))
+        slots, positions, rows = slots_N.numpy(), positions_N.numpy(), np.arange(len(tokens_N))
+        for index, layer in enumerate(self._layers):
+            kernels.norm(states, layer.first_norm, epsilon, scratch.normed_array)
+            torch.mm(scratch.normed, layer.query, out=scratch.query)
+            torch.mm(scratch.normed, layer.key, out=scratch.key)
+            torch.mm(scratch.normed, layer.value, out=scratch.value)
+            heads, where = (
+                scratch.heads_array,
+                (slots, positions, cache.keys[index].numpy(), cache.values[index].numpy()),
+            )
+            kernels.store(heads, layer.query_norm, layer.key_norm, self._cosine_LP, self._sine_LP, epsilon, *where)
+            if index == len(self._layers) - 1 and len(rows_M) < len(rows):  # the others' work is done
+                rows, scratch = rows_M.numpy(), self._scratch(len(rows_M))
                 states_ND = states_ND.index_select(0, rows_M)
-            states_ND.addmm_(attended_MD, layer.self_attn.o_proj.weight.T)
-            gated_NF = self._gated(layer.mlp, self._normed(states_ND, layer.post_attention_layernorm))
-            states_ND.addmm_(gated_NF, layer.mlp.down_proj.weight.T)
-        return self._normed(states_ND, decoder.norm)
+                states = states_ND.numpy()
+            kernels.attend(heads, rows, self._width**-0.5, *where, self._scores, self._powers, scratch.found_array)
+            states_ND.addmm_(scratch.found, layer.out)
+            kernels.norm(states, layer.second_norm, epsilon, scratch.normed_array)
+            torch.mm(scratch.normed, layer.gate, out=scratch.gate)
+            torch.mm(scratch.normed, layer.up, out=scratch.up)
+            kernels.gate(scratch.both_array, scratch.gated_array, self._powers)
+            states_ND.addmm_(scratch.gated, layer.down)
+        made_ND = torch.empty_like(states_ND)
+        kernels.norm(states, _array(decoder.norm), epsilon, made_ND.numpy())
+        return made_ND
 
     def _prepare(self, length: int) -> None:
         """Angles and scratch for so many positions."""
@@ -188,39 +217,27 @@ class FlatForward(PlainQwen3):
             self._scores = np.empty(length, np.float32)
             self._powers = np.empty(max(length, self._model.config.intermediate_size), np.int32)
 
-    def _normed(self, states_ND: Tensor, norm: Any) -> Tensor:
-        made_ND = torch.empty_like(states_ND)
-        self._kernels.norm(states_ND.numpy(), _array(norm.weight), self._epsilon, made_ND.numpy())
-        return made_ND
+    def _scratch(self, count: int) -> _Scratch:
+        if count in self._scratches:
+            return self._scratches[count]
+        sizes = {"heads": self._heads, "key_heads": self._key_heads, "width": self._width}
+        if count > _KEPT_ROWS:
+            return _Scratch(count, self._memory(count), **sizes)
+        if count > len(self._kept[0]):
+            self._kept = self._memory(min(2 * count, _KEPT_ROWS))
+            self._scratches.clear()
+        made = self._scratches[count] = _Scratch(count, self._kept, **sizes)
+        return made
 
-    def _attended(self, module: Any, normed_ND: Tensor, rows_M: Tensor, where: tuple[np.ndarray, ...]) -> Tensor:
-        """[M, H * W]; `where`: slots, positions, keys, values."""
-        made_NC = _projected(normed_ND, (module.q_proj, module.k_proj, module.v_proj))
-        heads_NAW = made_NC.numpy().reshape(len(made_NC), -1, self._width)
-        norms = _array(module.q_norm.weight), _array(module.k_norm.weight)
-        self._kernels.store(heads_NAW, *norms, self._cosine_LP, self._sine_LP, self._epsilon, *where)
-        found_MD = torch.empty(len(rows_M), self._heads * self._width)
-        found_MHW = found_MD.numpy().reshape(len(found_MD), self._heads, self._width)
-        scratch = self._scores, self._powers
-        self._kernels.attend(heads_NAW, rows_M.numpy(), module.scaling, *where, *scratch, found_MHW)
-        return found_MD
-
-    def _gated(self, module: Any, normed_ND: Tensor) -> Tensor:
-        """[N, F]."""
-        both_NF = _projected(normed_ND, (module.gate_proj, module.up_proj))
-        made_NF = torch.empty(len(both_NF), both_NF.shape[1] // 2)
-        self._kernels.gate(both_NF.numpy(), made_NF.numpy(), self._powers)
-        return made_NF
+    def _memory(self, rows: int) -> tuple[Tensor, ...]:
+        config, queries = self._model.config, self._heads * self._width
+        projected, inner = queries + 2 * self._key_heads * self._width, config.intermediate_size
+        return tuple(torch.empty(rows, size) for size in (config.hidden_size, projected, queries, 2 * inner, inner))
 
 
-def _projected(states_ND: Tensor, modules: tuple[Any, ...]) -> Tensor:
-    """What linear layers without bias make of the same input, side by side, [N, C]."""
-    sizes = [module.weight.shape[0] for module in modules]
-    made_NC = torch.empty(len(states_ND), sum(sizes))
-    for part_NC, module in zip(made_NC.split(sizes, dim=1), modules, strict=True):
-        torch.mm(states_ND, module.weight.T, out=part_NC)
-    return made_NC
+def _turned(module: Any) -> Tensor:
+    return module.weight.detach().T
 
 
-def _array(weight: Tensor) -> np.ndarray:
-    return weight.detach().numpy()
+def _array(norm: Any) -> np.ndarray:
+    return norm.weight.detach().numpy()

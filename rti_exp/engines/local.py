@@ -161,6 +161,8 @@ class LocalEngine:
         if build != self._build:  # adapters, say, may have been put in since
             self._build, self._slots = build, SlotForward(self.model, pad_id=self._pad_id)
             self._flat, self._tried_flat = None, not self._compiled
+        elif self._flat is not None:
+            self._flat.renew()
         takes_flat = in_flat_arithmetic(self.model)
         if takes_flat and not self._tried_flat:
             self._flat, self._tried_flat = flat_forward(self.model), True

@@ -13,7 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rti_exp.engines import flat
 from rti_exp.engines.base import GenerateRequest, Sampling, ScoreRequest
-from rti_exp.engines.flat import FlatCache, FlatForward
+from rti_exp.engines.flat import FlatForward
+from rti_exp.engines.flat_cache import FlatCache
 from rti_exp.engines.forward import SlotForward
 from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.sampling import Sampler

@@ -1,0 +1,56 @@
+"""Keys and values as the compiled steps (`rti_exp.engines.kernels`) read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rti_exp.engines.slots import LENGTH_STEP, Slots, rounded
+
+
+class FlatCache(Slots):
+    """Keys [slots, key heads, W, length] and values [slots, key heads, length, W] of each layer.
+
+    Memory: as of `rti_exp.engines.slots.SlotCache`.
+    """
+
+    in_front = False
+
+    def __init__(self, *, layers: int, key_heads: int, width: int) -> None:
+        self.slot_count = self.length = 0
+        self._key_heads, self._width = key_heads, width
+        self._used = 0
+        """So many first slots may hold something."""
+        self.keys = [self._empty(0, 0, keys=True)] * layers
+        self.values = [self._empty(0, 0, keys=False)] * layers
+
+    def _empty(self, slots: int, length: int, *, keys: bool) -> Tensor:
+        own = (self._width, length) if keys else (length, self._width)
+        return torch.empty((slots, self._key_heads, *own))
+
+    def make_room(self, slots: int, length: int, *, most_slots: int) -> None:
+        if most_slots > self.slot_count or length > self.length:
+            # Memory of slots that were never written to is not there.
+            self.slot_count = max(most_slots, self.slot_count)
+            if length > self.length:
+                self.length = rounded(max(length, self.length * 3 // 2), LENGTH_STEP)
+            for layer in range(len(self.keys)):
+                self.keys[layer] = self._grown(self.keys[layer], keys=True)
+                self.values[layer] = self._grown(self.values[layer], keys=False)
+        self._used = max(self._used, slots)
+
+    def _grown(self, stored: Tensor, *, keys: bool) -> Tensor:
+        grown = self._empty(self.slot_count, self.length, keys=keys)
+        _, _, first, second = stored.shape
+        grown[: self._used, :, :first, :second] = stored[: self._used]
+        return grown
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        from rti_exp.engines import kernels  # needs the compiler
+
+        pairs = np.array(sources, np.int64), np.array(targets, np.int64)
+        for keys, values in zip(self.keys, self.values, strict=True):
+            kernels.copy(keys.numpy(), values.numpy(), *pairs, length)
