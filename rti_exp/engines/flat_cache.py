@@ -8,7 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rti_exp.engines.slots import LENGTH_STEP, Slots, rounded
+from rti_exp.engines.slots import Slots, rounded
+
+_LENGTH_STEP = 48
+"""No power of two: rows of keys that are that far apart fall on the same lines of the processor's cache."""
+_MANY_SLOTS, _SMALL_BYTES = 1024, 2**30
+"""So many slots from the start, where they are at most so many bytes."""
 
 
 class FlatCache(Slots):
@@ -32,15 +37,22 @@ class FlatCache(Slots):
         return torch.empty((slots, self._key_heads, *own))
 
     def make_room(self, slots: int, length: int, *, most_slots: int) -> None:
-        if most_slots > self.slot_count or length > self.length:
-            # Memory of slots that were never written to is not there.
-            self.slot_count = max(most_slots, self.slot_count)
-            if length > self.length:
-                self.length = rounded(max(length, self.length * 3 // 2), LENGTH_STEP)
+        if slots > self.slot_count or length > self.length:
+            self.slot_count, self.length = self._size(slots, length, most_slots)
             for layer in range(len(self.keys)):
                 self.keys[layer] = self._grown(self.keys[layer], keys=True)
                 self.values[layer] = self._grown(self.values[layer], keys=False)
         self._used = max(self._used, slots)
+
+    def _size(self, slots: int, length: int, most_slots: int) -> tuple[int, int]:
+        """Slots and positions to have: of slots many, as memory that was never written to is not taken."""
+        if length > self.length:
+            length = rounded(max(length, self.length * 3 // 2), _LENGTH_STEP)
+        if slots > self.slot_count:
+            slots = max(slots, min(2 * self.slot_count, most_slots))
+        slots, length = max(slots, self.slot_count), max(length, self.length)
+        bytes_a_slot = 2 * 4 * len(self.keys) * self._key_heads * self._width * length
+        return (max(slots, _MANY_SLOTS) if bytes_a_slot * _MANY_SLOTS <= _SMALL_BYTES else slots), length
 
     def _grown(self, stored: Tensor, *, keys: bool) -> Tensor:
         grown = self._empty(self.slot_count, self.length, keys=keys)

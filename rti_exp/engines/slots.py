@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 _SLOT_STEP = 32
-LENGTH_STEP = 64
+_LENGTH_STEP = 64
 
 
 def rounded(size: int, step: int) -> int:
@@ -122,7 +122,7 @@ class SlotCache(Slots, Cache):
     def make_room(self, slots: int, length: int, *, most_slots: int) -> None:
         if slots > self.slot_count:
             slots = max(slots, min(2 * self.slot_count, most_slots))
-        self.reserve(rounded(slots, _SLOT_STEP), rounded(length, LENGTH_STEP))
+        self.reserve(rounded(slots, _SLOT_STEP), rounded(length, _LENGTH_STEP))
 
     def reserve(self, slot_count: int, length: int) -> None:
         """At least so many slots and positions; what is stored stays."""

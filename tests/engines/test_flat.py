@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rti_exp.engines import flat
+from rti_exp.engines import flat, flat_cache
 from rti_exp.engines.base import GenerateRequest, Sampling, ScoreRequest
 from rti_exp.engines.flat import FlatForward
 from rti_exp.engines.flat_cache import FlatCache
@@ -215,22 +215,33 @@ def test_a_head_is_turned_by_its_angle() -> None:
     assert heads[0, :2].tolist() == [pytest.approx([-14 / 5, 1 / 5]), pytest.approx([2, 1])]
 
 
-def test_rows_are_copied_and_the_cache_grows() -> None:
+def test_rows_are_copied_and_the_cache_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flat_cache, "_SMALL_BYTES", 0)
     cache = FlatCache(layers=1, key_heads=1, width=2)
-    cache.make_room(3, 3, most_slots=5)
-    assert (cache.slot_count, cache.length) == (5, 64)
+    cache.make_room(3, 3, most_slots=9)
+    assert (cache.slot_count, cache.length) == (3, 48)
     keys, values = cache.keys[0].numpy(), cache.values[0].numpy()
     for slot in range(3):
         keys[slot, 0, :, :3] = [[10 * slot, 10 * slot + 1, 10 * slot + 2]] * 2
         values[slot, 0, :3] = -keys[slot, 0, :, :3].T
     cache.copy([1, 1], [0, 2], 2)
-    for wide in (False, True):
-        if wide:
-            cache.make_room(4, 65, most_slots=6)
-            assert (cache.slot_count, cache.length) == (6, 128)
+    for size in (None, (4, 48), (6, 96), (9, 144), (12, 144)):
+        if size is not None:
+            # At least twice the slots, up to the most, and half as long again.
+            cache.make_room(size[0], size[1] - 1, most_slots=9)
+            assert (cache.slot_count, cache.length) == (max(size[0], 6), size[1])
         keys, values = cache.keys[0].numpy(), cache.values[0].numpy()
         assert keys[:3, 0, 1, :3].tolist() == [[10, 11, 2], [10, 11, 12], [10, 11, 22]]
         assert values[:3, 0, :3].tolist() == (-keys[:3, 0, :, :3].transpose(0, 2, 1)).tolist()
+
+
+def test_a_small_cache_has_many_slots_from_the_start() -> None:
+    """4 layers of 2 heads of 32: 2,048 bytes a position, 0.19 GiB for 1,024 slots of 96; of 14 heads over 1."""
+    small, large = (FlatCache(layers=4, key_heads=heads, width=32) for heads in (2, 14))
+    for cache in (small, large):
+        cache.make_room(5, 70, most_slots=256)
+    assert (small.slot_count, small.length) == (1024, 96)
+    assert (large.slot_count, large.length) == (5, 96)
 
 
 def test_draws_are_those_of_the_sampler() -> None:
