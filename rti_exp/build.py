@@ -24,7 +24,7 @@ from rti_exp.remote_parts import check_remote, usage_callbacks
 from rti_exp.runs import Run
 from rti_exp.sampler_parts import mismatch_callbacks
 from rti_exp.settings import SettingsError
-from rti_exp.trainer import check_strategy, forgetting, trainer
+from rti_exp.trainer import check_strategy, forgetting, spared_by_collections, trainer
 from rti_exp.types import Task
 
 if TYPE_CHECKING:
@@ -248,7 +248,8 @@ class Experiment:
         from rti_exp.distributed import leave
 
         try:
-            self.trainer.fit(self.module, datamodule=self.data)
+            with spared_by_collections():
+                self.trainer.fit(self.module, datamodule=self.data)
         finally:
             leave()
 

@@ -27,7 +27,7 @@ from rti_exp.settings import SettingsError
 from rti_exp.signals import end_with_the_parent, handled
 from rti_exp.sweep import SWEEP_PID
 from rti_exp.sweep_display import next_commands
-from rti_exp.trainer import check_accelerator, quiet, seed_everything
+from rti_exp.trainer import check_accelerator, collections_put_off, quiet, seed_everything
 
 if TYPE_CHECKING:
     from rti_exp.loggers import RunLogger
@@ -151,13 +151,14 @@ def _finish(run: Run, state: str, error: BaseException | None) -> None:
 
 
 def _train(config: Config, run: Run | None, directory: Path) -> int:
-    quiet()
-    seed_everything(config)
-
-    logger = build.run_logger(config, run) if run is not None else None
+    with collections_put_off():
+        quiet()
+        seed_everything(config)
+        logger = build.run_logger(config, run) if run is not None else None
     state = "failed"
     try:
-        experiment = build.experiment(config, run, directory=directory)
+        with collections_put_off():
+            experiment = build.experiment(config, run, directory=directory)
         if run is not None:
             if told := too_few_tasks(config.evaluation.tasks, len(experiment.heldout)):
                 print(told)

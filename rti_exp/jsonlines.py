@@ -47,8 +47,18 @@ def plain(value: Any) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """`value` as one line of strict JSON."""
-    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
+    """`value` as one line of strict JSON.
+
+    Raises:
+        TypeError: a type that has no JSON form.
+    """
+    try:
+        return _LINE.encode(value)
+    except (ValueError, TypeError):  # infinity, NaN, or a key of another kind, which only `plain` knows to write
+        return _LINE.encode(plain(value))
+
+
+_LINE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=plain)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning import Callback
 from pytorch_lightning.loggers.logger import Logger
 from transformers import Qwen3ForCausalLM
 
@@ -234,6 +235,35 @@ class MemoryLogger(Logger):
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         pass
+
+
+class Shown(Callback):
+    """What other callbacks find in the trainer after each iteration."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[dict[str, float], dict[str, float]]] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        found = (trainer.callback_metrics, trainer.logged_metrics)
+        callback, logged = ({name: value.item() for name, value in metrics.items()} for metrics in found)
+        self.rows.append((callback, logged))
+
+
+def test_the_trainer_has_the_metrics_of_each_iteration() -> None:
+    shown = Shown()
+    module = fit(sampled(run=THREE), [shown])
+    numbers = {name: value for name, value in module.last_metrics.items() if value is not None}
+    assert len(shown.rows) == 3
+    for found in shown.rows[-1]:
+        assert found == pytest.approx({**numbers, "step": 3.0})
+    assert module.trainer.callback_metrics["step"] == 3.0
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, [1, 2, 3]), (2, [2]), (50, [])])
+def test_loggers_get_each_so_many_iterations(every: int, steps: list[int]) -> None:
+    logger = MemoryLogger()
+    fit(sampled(run=THREE), logger=logger, log_every_n_steps=every)
+    assert [step for step, _ in logger.rows] == steps
 
 
 def test_loggers_get_the_iteration_as_step() -> None:

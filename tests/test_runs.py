@@ -7,11 +7,12 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from rti_exp.jsonlines import LineFile, read_lines, to_json, write_atomically
+from rti_exp.jsonlines import LineFile, plain, read_lines, to_json, write_atomically
 from rti_exp.runs import (
     Run,
     RunBroken,
@@ -25,7 +26,7 @@ from rti_exp.runs import (
     run_key,
     settle,
 )
-from rti_exp.types import Author, Outcome
+from rti_exp.types import Author, Check, Outcome
 
 CONFIG = {"seed": 0, "gate": {"delta": math.inf}}
 
@@ -55,6 +56,25 @@ def test_json_is_strict() -> None:
     assert to_json({"author": Author.CORRECTOR, "outcome": Outcome.LEAKED}) == '{"author": 2, "outcome": "leaked"}'
     with pytest.raises(TypeError, match="object has no JSON form"):
         to_json({"a": object()})
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ({"a": MappingProxyType({"b": math.nan}), "c": (1, 2)}, '{"a": {"b": null}, "c": [1, 2]}'),
+        ({"a": frozenset([3]), "b": Path("x") / "y", "c": {4: -0.0}}, '{"a": [3], "b": "x/y", "c": {"4": -0.0}}'),
+        ({Outcome.LEAKED: [math.inf], (1, 2): 1e300}, '{"leaked": ["inf"], "(1, 2)": 1e+300}'),
+        (
+            Check(name="leak", judge="rule", passed=True),
+            '{"name": "leak", "judge": "rule", "passed": true, "answer": "", "lost": false}',
+        ),
+        ({"\u00e9": "\n\U0001f600"}, '{"\u00e9": "\\n\U0001f600"}'),
+    ],
+)
+def test_json_of_all_kinds_of_values(value: Any, line: str) -> None:
+    """Also where the quick way finds what it cannot write."""
+    assert to_json(value) == line
+    assert json.loads(line) == plain(value)
 
 
 def test_json_of_numpy_values() -> None:

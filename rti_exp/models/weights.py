@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 def kept_weights(model: nn.Module) -> dict[str, Tensor]:
     """The model's state dict, or its trained part if some of its parameters are frozen."""
-    state = model.state_dict()
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    state = dict(model.state_dict())
     if all(parameter.requires_grad for parameter in model.parameters()):
         return state
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     return {name: tensor for name, tensor in state.items() if name in trained}
 
 

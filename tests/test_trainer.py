@@ -1,0 +1,84 @@
+"""Garbage collections while a job is built and trained: none in the one, not of what was there before in the other."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from rti_exp import job
+from rti_exp.learner import RTIModule
+from rti_exp.trainer import collections_put_off, spared_by_collections
+from tests.test_train import SMALL
+
+
+class Node:
+    """Refers to itself: only a collection frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_was_there_is_left_out_and_collected_afterwards() -> None:
+    gone, before = Node(), Node()
+    known = [weakref.ref(gone), weakref.ref(before)]
+    del gone
+    with spared_by_collections():
+        assert known[0]() is None  # garbage is not kept for it
+        del before
+        made = Node()
+        known.append(weakref.ref(made))
+        del made
+        gc.collect()
+        assert known[1]() is not None  # not looked at
+        assert known[2]() is None  # looked at as ever
+    gc.collect()
+    assert known[1]() is None
+
+
+def test_it_ends_however_training_does() -> None:
+    with pytest.raises(ZeroDivisionError), spared_by_collections():
+        raise ZeroDivisionError(gc.get_freeze_count())
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_collections_are_put_off_however_building_ends(on: bool) -> None:
+    found: list[bool] = []
+
+    def build() -> None:
+        with collections_put_off():
+            found.append(gc.isenabled())
+            raise ZeroDivisionError
+
+    try:
+        if not on:
+            gc.disable()
+        with pytest.raises(ZeroDivisionError):
+            build()
+        assert (found, gc.isenabled()) == ([False], on)
+    finally:
+        gc.enable()
+
+
+def test_a_job_trains_so_and_leaves_nothing_frozen(
+    composed: Callable[..., DictConfig], policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[tuple[int, bool]] = []
+    real = RTIModule.training_step
+
+    def step(self: RTIModule, tasks: Any) -> None:
+        counts.append((gc.get_freeze_count(), gc.isenabled()))
+        real(self, tasks)
+
+    monkeypatch.setattr(RTIModule, "training_step", step)
+    small = (*SMALL, f"policy.path={policy_folder}", "max_iterations=2", f"runs_root={tmp_path}", "eval.tasks=0")
+    assert job.run_job(composed(*small)) == 0
+    assert len(counts) == 2
+    assert all(frozen > 100_000 and on for frozen, on in counts)  # torch is imported
+    assert (gc.get_freeze_count(), gc.isenabled()) == (0, True)
