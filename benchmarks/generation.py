@@ -21,6 +21,7 @@ from measure import matmul_rate
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rti_exp.engines.base import GenerateRequest, Sampling
+from rti_exp.engines.flat import FlatForward
 from rti_exp.engines.forward import SlotForward
 from rti_exp.engines.local import LocalEngine
 from rti_exp.randomness import derive_seed
@@ -45,24 +46,25 @@ def build_model() -> Qwen3ForCausalLM:
 
 
 class CountedSteps:
-    """Counts decode steps and the time in them by wrapping `SlotForward`'s call for one new token a row."""
+    """Counts decode steps and the time in them."""
 
     def __init__(self) -> None:
         self.count = 0
         self.seconds = 0.0
 
     def install(self) -> None:
-        original = SlotForward.__call__
+        for forward in (FlatForward, SlotForward):
+            forward.next_logits = self._timed(forward.next_logits)  # pyright: ignore[reportAttributeAccessIssue]
 
-        def timed(forward: SlotForward, *args: torch.Tensor, **kwargs: int) -> torch.Tensor:
+    def _timed(self, original: Any) -> Any:
+        def timed(*args: Any) -> torch.Tensor:
             started = time.perf_counter()
-            logits = original(forward, *args, **kwargs)  # pyright: ignore[reportArgumentType]
-            if args[1].shape[1] == 1:
-                self.count += 1
-                self.seconds += time.perf_counter() - started
+            logits = original(*args)
+            self.count += 1
+            self.seconds += time.perf_counter() - started
             return logits
 
-        SlotForward.__call__ = timed  # pyright: ignore[reportAttributeAccessIssue]
+        return timed
 
 
 def roll_out(engine: LocalEngine, *, tasks: int, members: int, turns: int, tokens: int, seed: int) -> None:

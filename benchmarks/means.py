@@ -45,14 +45,21 @@ def filled_memory(_made: Any) -> Iterator[None]:
 
 
 @contextmanager
-def models_own_forward(made: Any) -> Iterator[None]:
-    made.module.engine._forward._straight = None
+def engine_of_torch(made: Any) -> Iterator[None]:
+    made.module.engine._flat, made.module.engine._tried_flat = None, True
     yield
 
 
 @contextmanager
-def rows_stay(_made: Any) -> Iterator[None]:
-    with patch("rti_exp.engines.decoding._COMPACT_AT", 0):
+def models_own_forward(made: Any) -> Iterator[None]:
+    with engine_of_torch(made):
+        made.module.engine._slots._straight = None
+        yield
+
+
+@contextmanager
+def rows_stay(made: Any) -> Iterator[None]:
+    with engine_of_torch(made), patch("rti_exp.engines.decoding._COMPACT_AT", 0):
         yield
 
 
@@ -108,8 +115,9 @@ BASE = "as it is"
 ARMS = (
     Arm(BASE),
     Arm("a batch for each group", ("engine.max_batch=8",)),
-    Arm("finished rows stay in the batch", change=rows_stay),
     Arm("no keys and values kept over calls", change=nothing_kept),
+    Arm("engine without compiled steps", change=engine_of_torch),
+    Arm("engine without compiled steps, finished rows stay in the batch", change=rows_stay),
     Arm("the decoder as transformers runs it", change=models_own_forward),
     Arm("new memory filled (deterministic mode's default)", change=filled_memory),
     Arm("validator: one step a call", ("validator.steps_per_call=1",)),

@@ -72,6 +72,7 @@ class LocalEngine:
         self._compiled = compiled
         self._flat: FlatForward | None = None
         self._tried_flat = False
+        self._renewed = True
         self._build: tuple[object, ...] | None = None
         self._forward: SlotForward | FlatForward = self._slots
         self._pool = self._new_pool()
@@ -86,6 +87,7 @@ class LocalEngine:
     def sync(self, policy_version: int) -> None:
         self.policy_version = policy_version
         self._pool.clear()
+        self._renewed = False
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         """Completions in the order of `requests`.
@@ -139,14 +141,15 @@ class LocalEngine:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        training = [module for module in self.model.modules() if module.training]
+        modules = list(self.model.modules())
+        training = [module for module in modules if module.training]
         for module in training:
             module.training = False
         place = self._slots.device.type
         autocast = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
         try:
             with torch.inference_mode(), linear_weights_cast(self.model, autocast):
-                self._choose_forward(autocast)
+                self._choose_forward(build_of(modules), autocast)
                 yield
         except BaseException:
             self._pool = self._new_pool()  # rows may be half written
@@ -155,14 +158,14 @@ class LocalEngine:
             for module in training:
                 module.training = True
 
-    def _choose_forward(self, autocast: torch.dtype | None) -> None:
+    def _choose_forward(self, build: tuple[object, ...], autocast: torch.dtype | None) -> None:
         """The way for what the model is made of and computed in now; keys and values of another are forgotten."""
-        build = build_of(self.model)
         if build != self._build:  # adapters, say, may have been put in since
             self._build, self._slots = build, SlotForward(self.model, pad_id=self._pad_id)
             self._flat, self._tried_flat = None, not self._compiled
-        elif self._flat is not None:
+        elif self._flat is not None and not self._renewed:
             self._flat.renew()
+        self._renewed = True
         takes_flat = in_flat_arithmetic(self.model)
         if takes_flat and not self._tried_flat:
             self._flat, self._tried_flat = flat_forward(self.model), True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -57,9 +58,9 @@ class PlainQwen3:
         self._epsilon: float = config.rms_norm_eps
 
 
-def build_of(model: PreTrainedModel) -> tuple[tuple[object, ...], ...]:
+def build_of(modules: Iterable[nn.Module]) -> tuple[tuple[object, ...], ...]:
     """What a model is made of, hooks included: other than before where modules were replaced, as adapters do."""
-    return tuple((id(module), type(module), _hooks(module)) for module in model.modules())
+    return tuple((id(module), type(module), _hooks(module)) for module in modules)
 
 
 def _hooks(module: nn.Module) -> int:
