@@ -4,16 +4,13 @@
 
 Work of fixed length (benchmarks/fixed_work.py), 8 tasks x 8, 3 turns of 16 tokens, unless the table says otherwise.
 The exponent p is that of cost ~ size^p between the first and the last size; 1 is linear. Processor seconds, medians,
-one thread. `recording` is a run of the embedded world with the default records and checkpoints.
+one thread. `recording` is a run of the embedded world with the default records and checkpoints, and without
+(benchmarks/recording.py), in at least three rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +21,7 @@ import torch
 from fixed_work import CONTROL, endless_turns, keys, save_model
 from measure import experiment, exponent, machine, median, table
 from pytorch_lightning import Callback
+from recording import BESIDE, SHARE, shares, side_by_side
 
 SIZES: dict[str, Sequence[int]] = {
     "tasks": (8, 16, 32, 64),
@@ -83,31 +81,6 @@ def growth_rows(what: str, found: Mapping[int, Mapping[str, float]]) -> list[lis
     return lines
 
 
-def recording(others: Sequence[str]) -> list[list[str]]:
-    """The share of `time/logging` in a run of its own process."""
-    lines = []
-    for logger in ("wandb", "none"):
-        with tempfile.TemporaryDirectory() as folder:
-            command = ["-m", "rti_exp.train", f"logger={logger}", f"runs_root={folder}", "study=x", "max_iterations=9"]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"}
-            done = subprocess.run(
-                [sys.executable, *command, "eval.tasks=0", "probe=none", *others],
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode:
-                sys.exit(done.stderr[-2000:])
-            path = next(Path(folder).glob("x/*/metrics.jsonl"))
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()][1:]
-        logging, whole = (sum(row[f"time/{name}"] for row in rows) for name in ("logging", "iteration"))
-        lines.append(
-            [f"logger={logger}", f"{logging / len(rows):.4f}", f"{whole / len(rows):.3f}", f"{logging / whole:.1%}"]
-        )
-    return lines
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=2, help="counted iterations of each size")
@@ -118,16 +91,16 @@ def main() -> None:
     options, others = parser.parse_known_args()
     torch.set_num_threads(1)
     print(f"{machine()}; one thread\n")
-    shares = recording(others) if "recording" in options.only else []
+    if "recording" in options.only:
+        print(table(SHARE, shares(others)) + "\n")
+        print(table(BESIDE, side_by_side(others, max(3, options.repeats))) + "\n")
     endless_turns()
     rows = []
     for what in [name for name in SIZES if name in options.only]:
         sizes = SIZES[what][: options.smallest]
         rows += growth_rows(what, {size: iteration(what, size, options.repeats, others) for size in sizes})
     if rows:
-        print(table(("size", "phase", "processor seconds", "exponent"), rows) + "\n")
-    if shares:
-        print(table(("recording", "time/logging, s an iteration", "time/iteration, s", "share"), shares))
+        print(table(("size", "phase", "processor seconds", "exponent"), rows))
 
 
 if __name__ == "__main__":

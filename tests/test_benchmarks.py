@@ -15,6 +15,7 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
 SMALL = {
     "generation.py": (("--tasks", "2", "--members", "2", "--turns", "2", "--repeats", "1"), "| rollout over floor |"),
     "phases.py": (("--tasks", "2", "--repeats", "1", "--iterations", "2"), "| fixed length | update |"),
+    "lines.py": (("--tasks", "2", "--iterations", "1"), "| fixed length | update |"),
     "growth.py": (("--only", "tasks", "--smallest", "2", "--repeats", "1"), "| tasks | iteration | 8:"),
     "means.py": (("--tasks", "2", "--repeats", "1", "--iterations", "1", "--only", "bf16"), "| bf16 autocast |"),
     "sweep_overhead.py": (("--jobs", "6"), "| skip: the same sweep, all done, table included |"),
