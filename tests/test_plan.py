@@ -101,20 +101,30 @@ def test_the_peak_of_an_update_is_what_one_takes(composed: Callable[..., DictCon
     assert measured_update(folder, tokens // length, length, packed=True) < measured
 
 
-def test_the_cache_is_what_the_engine_takes(composed: Callable[..., DictConfig]) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_cache_is_what_the_engine_takes(
+    composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    from rti_exp.engines import flat_cache
     from rti_exp.engines.base import GenerateRequest, Sampling
     from rti_exp.engines.local import LocalEngine
 
-    config = check(composed("engine.cache_rows=32", "tasks_per_iteration=4", "group_size=4", "rollout.max_context=127"))
+    config = check(composed("engine.cache_rows=32", "tasks_per_iteration=4", "group_size=4", "rollout.max_context=191"))
     folder = policy_folder("builtin:tiny")
     found = sizes(config, AutoConfig.from_pretrained(folder))
-    engine = LocalEngine(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), cache_rows=32)
+    monkeypatch.setattr(flat_cache, "_SMALL_BYTES", 0)  # as of a model that is not tiny
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    engine = LocalEngine(model, cache_rows=32, compiled=compiled)
     requests = [
-        GenerateRequest(prompt_ids=(1, 4, seed), sampling=Sampling(max_tokens=124), seed=seed) for seed in range(20, 36)
+        GenerateRequest(prompt_ids=(1, 4, seed), sampling=Sampling(max_tokens=188), seed=seed) for seed in range(20, 36)
     ]
     engine.generate(requests)
     engine.generate([GenerateRequest(prompt_ids=(1, 5, one.seed), sampling=one.sampling, seed=0) for one in requests])
-    taken = sum(one.untyped_storage().nbytes() for layer in engine._pool.cache._slot_layers for one in layer.tensors())
+    cache = engine._pool.cache
+    stores = (
+        [*cache.keys, *cache.values] if compiled else [one for layer in cache._slot_layers for one in layer.tensors()]
+    )
+    taken = sum(one.untyped_storage().nbytes() for one in stores)
     assert found.cache == pytest.approx(taken, rel=0.02)
 
 

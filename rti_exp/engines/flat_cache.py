@@ -13,7 +13,7 @@ from rti_exp.engines.slots import Slots, rounded
 _LENGTH_STEP = 48
 """No power of two: rows of keys that are that far apart fall on the same lines of the processor's cache."""
 _MANY_SLOTS, _SMALL_BYTES = 1024, 2**30
-"""So many slots from the start, where they are at most so many bytes."""
+"""So many slots from the start, where they are at most so many bytes: memory that was never written to is not taken."""
 
 
 class FlatCache(Slots):
@@ -45,14 +45,16 @@ class FlatCache(Slots):
         self._used = max(self._used, slots)
 
     def _size(self, slots: int, length: int, most_slots: int) -> tuple[int, int]:
-        """Slots and positions to have: of slots many, as memory that was never written to is not taken."""
-        if length > self.length:
-            length = rounded(max(length, self.length * 3 // 2), _LENGTH_STEP)
+        """Slots and positions to have: more than asked for where that is little."""
         if slots > self.slot_count:
             slots = max(slots, min(2 * self.slot_count, most_slots))
-        slots, length = max(slots, self.slot_count), max(length, self.length)
-        bytes_a_slot = 2 * 4 * len(self.keys) * self._key_heads * self._width * length
-        return (max(slots, _MANY_SLOTS) if bytes_a_slot * _MANY_SLOTS <= _SMALL_BYTES else slots), length
+        slots, length = max(slots, self.slot_count), rounded(max(length, self.length), _LENGTH_STEP)
+        a_position = 2 * 4 * len(self.keys) * self._key_heads * self._width
+        if a_position * max(slots, _MANY_SLOTS) * length > _SMALL_BYTES:
+            return slots, length
+        if length > self.length:
+            length = max(length, rounded(self.length * 3 // 2, _LENGTH_STEP))
+        return max(slots, _MANY_SLOTS), length
 
     def _grown(self, stored: Tensor, *, keys: bool) -> Tensor:
         grown = self._empty(self.slot_count, self.length, keys=keys)

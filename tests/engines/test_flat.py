@@ -227,7 +227,7 @@ def test_rows_are_copied_and_the_cache_grows(monkeypatch: pytest.MonkeyPatch) ->
     cache.copy([1, 1], [0, 2], 2)
     for size in (None, (4, 48), (6, 96), (9, 144), (12, 144)):
         if size is not None:
-            # At least twice the slots, up to the most, and half as long again.
+            # At least twice the slots, up to the most.
             cache.make_room(size[0], size[1] - 1, most_slots=9)
             assert (cache.slot_count, cache.length) == (max(size[0], 6), size[1])
         keys, values = cache.keys[0].numpy(), cache.values[0].numpy()
