@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rti_exp.batch import Batch
-from rti_exp.models.fused import chosen_log_probs
-from rti_exp.models.head import can_be_chunked, chunked_log_probs
+from rti_exp.models.fused import linear
+from rti_exp.models.head import can_be_chunked, chosen_log_probs, chunked_log_probs
 from rti_exp.models.packed import PackedDecoder
 from rti_exp.models.packing import pack
 from rti_exp.models.qwen import is_plain_qwen3
@@ -79,22 +79,25 @@ class TrainedPositions:
             logits_NV = self.model(input_ids=token_ids_BT, use_cache=False).logits[rows_N, columns_N - 1]
             log_probs_N, entropy_N = chosen_log_probs(_at_least_float(logits_NV), targets_N)
         else:
-            hidden_ND, head = self._hidden(batch, rows_N, columns_N - 1), self._parts[1]
+            packed, head = self._packed if self.packs else None, self._parts[1]
+            hidden_ND = self._hidden(batch, rows_N, columns_N - 1, packed)
             if can_be_chunked(head):
                 log_probs_N, entropy_N = chunked_log_probs(cast(nn.Linear, head), hidden_ND, targets_N)
             else:
-                log_probs_N, entropy_N = chosen_log_probs(_at_least_float(head(hidden_ND)), targets_N)
+                weight_VD = cast(nn.Linear, head).weight
+                logits_NV = linear(hidden_ND, weight_VD) if packed else _at_least_float(head(hidden_ND))
+                log_probs_N, entropy_N = chosen_log_probs(logits_NV, targets_N)
         zeros_BT = torch.zeros(batch.loss_mask_BT.shape, dtype=log_probs_N.dtype, device=log_probs_N.device)
         return TokenLogProbs(
             log_probs_BT=zeros_BT.index_put((rows_N, columns_N), log_probs_N),
             entropy_BT=zeros_BT.index_put((rows_N, columns_N), entropy_N),
         )
 
-    def _hidden(self, batch: Batch, rows_N: Tensor, columns_N: Tensor) -> Tensor:
-        if self.packs and self._packed is not None:
+    def _hidden(self, batch: Batch, rows_N: Tensor, columns_N: Tensor, packed: PackedDecoder | None) -> Tensor:
+        if packed is not None:
             lengths = (batch.lengths_B - 1).tolist()
             packing = pack([row[:length] for row, length in zip(batch.token_ids_BT.tolist(), lengths, strict=True)])
-            return self._packed(packing, packing.tokens_BT[rows_N, columns_N])
+            return packed(packing, packing.tokens_BT[rows_N, columns_N])
         assert self._parts is not None
         token_ids_BT = batch.token_ids_BT[:, :-1]
         return self._parts[0](input_ids=token_ids_BT, use_cache=False).last_hidden_state[rows_N, columns_N]

@@ -1,7 +1,8 @@
 """Parts of a decoder layer as single steps of autograd, on rows of packed tokens.
 
 Each is the plain formula; what it saves over autograd's own way is passes over memory: of a small model's update a
-third goes into norms, rotation and gates, not into matmuls. On one core in float32; tested against autograd.
+third goes into norms, rotation and gates, not into matmuls. On one core in float32 they are compiled (`row_kernels`),
+elsewhere torch's operations; tested against autograd.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn import functional
+from torch.nn import Parameter, functional
+
+from rti_exp.compiled import can_compile
+from rti_exp.models.matmul import times_transposed, transposed_times
 
 SAFE_SCORE = 40.0
 """Attention scores of at most this size need no maximum taken off before exp."""
@@ -19,6 +23,26 @@ _BLOCK = 48
 """Queries whose scores are computed at once: what follows their last one is not computed."""
 _SHORTEST, _LONGEST = 97, 512
 """Other rows take torch's kernel, which is as fast on short ones and keeps no scores of long ones."""
+
+
+def compiles(*tensors: Tensor) -> bool:
+    """Whether the compiled steps take these: contiguous float32 on the CPU, with one thread, and Numba at hand."""
+    if torch.get_num_threads() > 1 or not can_compile():
+        return False
+    return all(
+        type(one) in (Tensor, Parameter)
+        and one.dtype is torch.float32
+        and one.device.type == "cpu"
+        and one.is_contiguous()
+        for one in tensors
+    )
+
+
+def kernels() -> Any:
+    """The compiled steps; only where `compiles` is true."""
+    from rti_exp.models import row_kernels
+
+    return row_kernels
 
 
 def normed_linear(states_ND: Tensor, weight_CD: Tensor, epsilon: float) -> Tensor:
@@ -29,22 +53,54 @@ def normed_linear(states_ND: Tensor, weight_CD: Tensor, epsilon: float) -> Tenso
 class _NormedLinear(Function):
     @staticmethod
     def forward(ctx: Any, states_ND: Tensor, weight_CD: Tensor, epsilon: float) -> Tensor:
-        scale_N1 = states_ND.pow(2).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
-        normed_ND = states_ND * scale_N1
+        normed_ND, scale_N1 = _normed(states_ND, epsilon)
         ctx.save_for_backward(normed_ND, scale_N1, weight_CD)
-        return normed_ND @ weight_CD.T
+        return times_transposed(normed_ND, weight_CD)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         normed_ND, scale_N1, weight_CD = ctx.saved_tensors
-        weight_gradient = gradients[0].T @ normed_ND
-        return _unnormed(gradients[0] @ weight_CD, normed_ND, scale_N1), weight_gradient, None
+        weight_gradient = transposed_times(gradients[0], normed_ND)
+        return _unnormed(times_transposed(gradients[0], weight_CD.T), normed_ND, scale_N1), weight_gradient, None
+
+
+def _normed(states: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """x / rms(x) of the last axis, and 1 / rms(x)."""
+    if states.ndim == 2 and compiles(states):
+        normed, scale = torch.empty_like(states), states.new_empty((len(states), 1))
+        kernels().norm(states.detach().numpy(), epsilon, normed.numpy(), scale.view(-1).numpy())
+        return normed, scale
+    scale = states.pow(2).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+    return states * scale, scale
 
 
 def _unnormed(gradient: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
     """Gradient of x from that of n = x / rms(x): scale * (g - n mean(n g)). Overwrites `gradient`."""
+    if gradient.ndim == 2 and compiles(gradient, normed, scale):
+        kernels().norm_backward(normed.numpy(), scale.view(-1).numpy(), gradient.numpy())
+        return gradient
     along = (gradient * normed).mean(-1, keepdim=True)
     return gradient.addcmul_(normed, along, value=-1).mul_(scale)
+
+
+def linear(inputs_NK: Tensor, weight_CK: Tensor, added_NC: Tensor | None = None) -> Tensor:
+    """inputs @ weight^T + added, [N, C]."""
+    return _Linear.apply(inputs_NK, weight_CK, added_NC)  # pyright: ignore[reportReturnType]
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(ctx: Any, inputs_NK: Tensor, weight_CK: Tensor, added_NC: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inputs_NK, weight_CK)
+        made_NC = times_transposed(inputs_NK, weight_CK)
+        return made_NC if added_NC is None else made_NC.add_(added_NC)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        inputs_NK, weight_CK = ctx.saved_tensors
+        added_gradient = gradients[0] if ctx.needs_input_grad[2] else None
+        inputs_gradient = times_transposed(gradients[0], weight_CK.T)
+        return inputs_gradient, transposed_times(gradients[0], inputs_NK), added_gradient
 
 
 def gated(gate_and_up_NF: Tensor) -> Tensor:
@@ -57,13 +113,20 @@ class _Gated(Function):
     def forward(ctx: Any, gate_and_up_NF: Tensor) -> Tensor:
         ctx.save_for_backward(gate_and_up_NF)
         gate, up = gate_and_up_NF.chunk(2, dim=1)
-        return functional.silu(gate).mul_(up)
+        if not compiles(gate_and_up_NF):
+            return functional.silu(gate).mul_(up)
+        made = gate_and_up_NF.new_empty(gate.shape)
+        kernels().gate(gate_and_up_NF.detach().numpy(), made.numpy())
+        return made
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gate_and_up_NF,) = ctx.saved_tensors
         gate, up = gate_and_up_NF.chunk(2, dim=1)
         made = torch.empty_like(gate_and_up_NF)
+        if compiles(gate_and_up_NF, gradients[0]):
+            kernels().gate_backward(*(one.detach().numpy() for one in (gate_and_up_NF, gradients[0], made)))
+            return made
         gate_gradient, up_gradient = made.chunk(2, dim=1)
         share = torch.sigmoid(gate)
         silu = gate * share
@@ -74,46 +137,52 @@ class _Gated(Function):
         return made
 
 
-def turned_heads(heads_NAW: Tensor, weight_MW: Tensor, turn_N1P: Tensor, epsilon: float) -> Tensor:
+def turned_heads(heads_NAW: Tensor, weight_MW: Tensor, cos_NP: Tensor, sin_NP: Tensor, epsilon: float) -> Tensor:
     """The first M heads normed, each by its weight, and rotated; the others as they are. [N, A, W].
 
     Args:
-        heads_NAW: queries, keys, values; a pair to rotate is two neighbours of the last axis.
+        heads_NAW: queries, keys, values; a pair to rotate is W / 2 apart.
         weight_MW: of queries and keys.
-        turn_N1P: cos + i sin of each token's angles, P = W / 2.
+        cos_NP, sin_NP: of each token's angles, P = W / 2.
     """
-    return _TurnedHeads.apply(heads_NAW, weight_MW, turn_N1P, epsilon)  # pyright: ignore[reportReturnType]
+    return _TurnedHeads.apply(heads_NAW, weight_MW, cos_NP, sin_NP, epsilon)  # pyright: ignore[reportReturnType]
 
 
-def _pairs(states: Tensor) -> Tensor:
-    """[..., W] -> complex [..., W / 2]."""
-    return torch.view_as_complex(states.unflatten(-1, (-1, 2)))
+def _turned(states_NMW: Tensor, cos_NP: Tensor, sin_NP: Tensor) -> Tensor:
+    one, other = states_NMW.chunk(2, dim=-1)
+    cos_N1P, sin_N1P = cos_NP[:, None], sin_NP[:, None]
+    return torch.cat((one * cos_N1P - other * sin_N1P, other * cos_N1P + one * sin_N1P), dim=-1)
 
 
 class _TurnedHeads(Function):
     @staticmethod
-    def forward(ctx: Any, heads_NAW: Tensor, weight_MW: Tensor, turn_N1P: Tensor, epsilon: float) -> Tensor:
-        count = len(weight_MW)
-        states_NMW = heads_NAW[:, :count]
-        scale_NM1 = states_NMW.pow(2).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
-        normed_NMW = states_NMW * scale_NM1
-        made = torch.empty_like(heads_NAW)
-        made[:, :count] = torch.view_as_real(_pairs(normed_NMW * weight_MW).mul_(turn_N1P)).flatten(2)
+    def forward(
+        ctx: Any, heads_NAW: Tensor, weight_MW: Tensor, cos_NP: Tensor, sin_NP: Tensor, epsilon: float
+    ) -> Tensor:
+        given = (heads_NAW, weight_MW, cos_NP, sin_NP)
+        ctx.save_for_backward(*given)
+        ctx.epsilon, count, made = epsilon, len(weight_MW), torch.empty_like(heads_NAW)
+        if compiles(*given):
+            kernels().turn(*(one.detach().numpy() for one in given), epsilon, made.numpy())
+            return made
+        made[:, :count] = _turned(_normed(heads_NAW[:, :count], epsilon)[0] * weight_MW, cos_NP, sin_NP)
         made[:, count:] = heads_NAW[:, count:]
-        ctx.save_for_backward(normed_NMW, scale_NM1, weight_MW, turn_N1P)
         return made
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        normed_NMW, scale_NM1, weight_MW, turn_N1P = ctx.saved_tensors
-        count = len(weight_MW)
-        turned_back = _pairs(gradients[0][:, :count].contiguous()) * turn_N1P.conj()
-        gradient_NMW = torch.view_as_real(turned_back).flatten(2)
+        heads_NAW, weight_MW, cos_NP, sin_NP = given = ctx.saved_tensors
+        count, made = len(weight_MW), gradients[0].clone()
+        if compiles(*given, made):
+            weight_gradient = torch.zeros_like(weight_MW)
+            numbers = (one.detach().numpy() for one in given)
+            kernels().turn_backward(*numbers, ctx.epsilon, made.numpy(), weight_gradient.numpy())
+            return made, weight_gradient, None, None, None
+        normed_NMW, scale_NM1 = _normed(heads_NAW[:, :count], ctx.epsilon)
+        gradient_NMW = _turned(made[:, :count], cos_NP, -sin_NP)
         weight_gradient = (gradient_NMW * normed_NMW).sum(0)
-        made = torch.empty_like(gradients[0])
         made[:, :count] = _unnormed(gradient_NMW.mul_(weight_MW), normed_NMW, scale_NM1)
-        made[:, count:] = gradients[0][:, count:]
-        return made, weight_gradient, None, None
+        return made, weight_gradient, None, None, None
 
 
 def causal_attention(queries: Tensor, keys: Tensor, values: Tensor, *, largest_score: float) -> Tensor:
@@ -189,33 +258,3 @@ def _exponentials(scores_RMT: Tensor, block: slice, largest_score: float) -> Non
         scores_RMT -= scores_RMT.amax(-1, keepdim=True)
     scores_RMT.exp_()
     own.tril_()
-
-
-def chosen_log_probs(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-prob of each target, with gradient, and the distribution's entropy, without; [N] each, in nats.
-
-    Keeps one [N, V] tensor for the backward pass.
-    """
-    return _ChosenLogProbs.apply(logits_NV, targets_N)  # pyright: ignore[reportReturnType]
-
-
-class _ChosenLogProbs(Function):
-    @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-        log_probs_NV = logits_NV.log_softmax(dim=1)
-        chosen_N = log_probs_NV.gather(1, targets_N[:, None])[:, 0]
-        probabilities_NV = log_probs_NV.exp()
-        # A probability of 0 contributes 0, not 0 * -inf.
-        products_NV = log_probs_NV.clamp_(min=torch.finfo(log_probs_NV.dtype).min).mul_(probabilities_NV)
-        entropy_N = products_NV.sum(dim=1).neg_()
-        ctx.save_for_backward(probabilities_NV, targets_N)
-        ctx.mark_non_differentiable(entropy_N)
-        return chosen_N, entropy_N
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        probabilities_NV, targets_N = ctx.saved_tensors
-        gradient_N1 = gradients[0][:, None]
-        # d log p(target) / d logits = onehot(target) - softmax
-        made_NV = probabilities_NV * -gradient_N1
-        return made_NV.scatter_add_(1, targets_N[:, None], gradient_N1), None

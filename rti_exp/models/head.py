@@ -1,7 +1,7 @@
-"""Log-probs under a language modelling head without the logits of all positions at once.
+"""Log-probs of chosen tokens: from their logits, or under a head without the logits of all positions at once.
 
-With N trained positions and a vocabulary of V, logits and their gradient are 2 N V floats; here they are made a chunk
-of positions at a time, once forward and once more backward.
+With N trained positions and a vocabulary of V, logits and their gradient are 2 N V floats; in chunks of positions they
+are made once forward and once more backward.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from rti_exp.models.fused import compiles, kernels
 
 CHUNKED_FROM = 16384
 """Vocabularies of fewer entries take the plain way: there is nothing to gain."""
@@ -101,3 +103,49 @@ class _ChunkedLogProbs(torch.autograd.Function):
 def _chunks(hidden_ND: Tensor, targets_N: Tensor, vocabulary: int) -> list[tuple[Tensor, Tensor]]:
     rows = _rows(vocabulary)
     return [(hidden_ND[at : at + rows], targets_N[at : at + rows]) for at in range(0, len(hidden_ND), rows)]
+
+
+def chosen_log_probs(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-prob of each target, with gradient, and the distribution's entropy, without; [N] each, in nats.
+
+    Keeps one [N, V] tensor for the backward pass.
+    """
+    return _ChosenLogProbs.apply(logits_NV, targets_N)  # pyright: ignore[reportReturnType]
+
+
+class _ChosenLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+        if compiles(logits_NV):
+            return _ChosenLogProbs._compiled(ctx, logits_NV, targets_N)
+        log_probs_NV = logits_NV.log_softmax(dim=1)
+        chosen_N = log_probs_NV.gather(1, targets_N[:, None])[:, 0]
+        probabilities_NV = log_probs_NV.exp()
+        # A probability of 0 contributes 0, not 0 * -inf.
+        products_NV = log_probs_NV.clamp_(min=torch.finfo(log_probs_NV.dtype).min).mul_(probabilities_NV)
+        entropy_N = products_NV.sum(dim=1).neg_()
+        ctx.save_for_backward(probabilities_NV, targets_N)
+        ctx.mark_non_differentiable(entropy_N)
+        return chosen_N, entropy_N
+
+    @staticmethod
+    def _compiled(ctx: Any, logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+        targets_N = targets_N.contiguous()
+        made = (*(logits_NV.new_empty(len(logits_NV)) for _ in range(2)), torch.empty_like(logits_NV))
+        kernels().choose(logits_NV.detach().numpy(), targets_N.numpy(), *(one.numpy() for one in made))
+        ctx.save_for_backward(made[2], targets_N)
+        ctx.mark_non_differentiable(made[1])
+        return made[0], made[1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        probabilities_NV, targets_N = ctx.saved_tensors
+        if compiles(probabilities_NV):
+            numbers = (one.numpy() for one in (probabilities_NV, targets_N, gradients[0].contiguous()))
+            made_NV = torch.empty_like(probabilities_NV)
+            kernels().choose_backward(*numbers, made_NV.numpy())
+            return made_NV, None
+        gradient_N1 = gradients[0][:, None]
+        # d log p(target) / d logits = onehot(target) - softmax
+        made_NV = probabilities_NV * -gradient_N1
+        return made_NV.scatter_add_(1, targets_N[:, None], gradient_N1), None

@@ -37,6 +37,9 @@ class Packing:
     shared_places_S: Tensor
     """Other places at which a token stands, for later tokens of another row to look at."""
     shared_tokens_S: Tensor
+    rows_R4: Tensor
+    """Of each row of places the first one, the row's length, how many of its first tokens are taken elsewhere, and the
+    first of the others, which follow each other."""
     tokens_BT: Tensor
     """Which token each of the given rows has where; 0 beyond its end."""
 
@@ -67,6 +70,7 @@ def pack(rows: Sequence[Sequence[int]]) -> Packing:
     shared_tokens: list[np.ndarray] = []
     # Numbered in the order of the places: without sharing and padding the tokens are the places.
     renumbered = np.zeros(count, dtype=np.int64)
+    placed: list[tuple[int, int, int, int]] = []
     start = first = 0
     for row, width in [(row, len(arrays[chunk[0]])) for chunk in chunks for row in chunk]:
         length, known = len(arrays[row]), shared[row]
@@ -76,6 +80,7 @@ def pack(rows: Sequence[Sequence[int]]) -> Packing:
         positions_N[fresh] = np.arange(known, length)
         own_places_N[fresh] = np.arange(start + known, start + length)
         tokens_P[start : start + length] = tokens[row]
+        placed.append((start, length, known, first))
         shared_places.append(np.arange(start, start + known))
         shared_tokens.append(tokens[row][:known])
         start, first = start + width, fresh.stop
@@ -95,6 +100,7 @@ def pack(rows: Sequence[Sequence[int]]) -> Packing:
         own_places_N=torch.from_numpy(own_places_N),
         shared_places_S=torch.from_numpy(shared_places_S),
         shared_tokens_S=torch.from_numpy(renumbered[np.concatenate(shared_tokens)]),
+        rows_R4=torch.tensor(placed),
         tokens_BT=torch.from_numpy(tokens_BT),
     )
 

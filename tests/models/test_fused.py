@@ -11,12 +11,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from rti_exp.models import fused
-from rti_exp.models.fused import SAFE_SCORE, causal_attention, chosen_log_probs, gated, normed_linear, turned_heads
+from rti_exp.models.fused import SAFE_SCORE, causal_attention, gated, linear, normed_linear, turned_heads
+from rti_exp.models.head import chosen_log_probs
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
+@pytest.fixture(autouse=True, params=["compiled", "torch's"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """float32 is compiled where Numba is installed and there is one thread; float64 never is."""
     torch.manual_seed(0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    if request.param == "torch's":
+        monkeypatch.setattr(fused, "can_compile", lambda: False)
 
 
 def randn(*shape: int) -> Tensor:
@@ -34,6 +39,13 @@ def test_normed_linear() -> None:
     assert holds(lambda states, weight: normed_linear(states, weight, 0.1), randn(3, 4), randn(5, 4))
 
 
+def test_linear() -> None:
+    made = linear(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 2.0]]), torch.tensor([[5.0]]))
+    assert made.tolist() == [[16.0]]
+    assert holds(linear, randn(3, 4), randn(5, 4), randn(3, 5))
+    assert holds(linear, randn(3, 4), randn(5, 4))
+
+
 def test_gated() -> None:
     # silu(1) = 1 / (1 + e^-1) = .7310586, silu(0) = 0.
     made = gated(torch.tensor([[1.0, 0.0, 3.0, 5.0]]))
@@ -44,13 +56,17 @@ def test_gated() -> None:
 def test_turned_heads() -> None:
     # One query of (3, 4), rms sqrt(12.5), weights (1, 2), a quarter turn: (a, b) -> (-b, a). The value is as it was.
     heads = torch.tensor([[[3.0, 4.0], [5.0, 6.0]]])
-    quarter = torch.tensor([[[1j]]], dtype=torch.complex64)
-    query, value = turned_heads(heads, torch.tensor([[1.0, 2.0]]), quarter, 0.0)[0].tolist()
+    cos, sin = torch.tensor([[0.0]]), torch.tensor([[1.0]])
+    query, value = turned_heads(heads, torch.tensor([[1.0, 2.0]]), cos, sin, 0.0)[0].tolist()
     assert query == pytest.approx([-8 / math.sqrt(12.5), 3 / math.sqrt(12.5)])
     assert value == [5.0, 6.0]
-    angles = torch.rand(3, 1, 2, dtype=torch.float64)
-    turn = torch.polar(torch.ones_like(angles), angles)
-    assert holds(lambda states, weight: turned_heads(states, weight, turn, 0.1), randn(3, 4, 4), randn(2, 4))
+    # Of four components the first goes with the third, the second with the fourth; here only the second pair is turned.
+    cos, sin = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    turned = turned_heads(torch.tensor([[[1.0, -1.0, 1.0, 1.0]]]), torch.ones(1, 4), cos, sin, 0.0)
+    assert turned.flatten().tolist() == pytest.approx([1.0, -1.0, 1.0, -1.0])
+    angles = torch.rand(3, 2, dtype=torch.float64)
+    cos, sin = angles.cos(), angles.sin()
+    assert holds(lambda states, weight: turned_heads(states, weight, cos, sin, 0.1), randn(3, 4, 4), randn(2, 4))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from rti_exp import forward as forward_module
 from rti_exp.batch import Batch, micro_batches
 from rti_exp.forward import TrainedPositions
-from rti_exp.models import fused
+from rti_exp.models import fused, packed
 from rti_exp.models.adapters import add_lora
 from rti_exp.models.recompute import recompute_layers
 from rti_exp.models.settings import LoraSettings
@@ -49,9 +49,9 @@ def batch_of(rows: Sequence[Sequence[int]], first_trained: int = 2) -> Batch:
     return made
 
 
-def sharp() -> Any:
+def sharp(hidden_size: int = 32) -> Any:
     """Weights of norms that differ, so that one left out is seen."""
-    model: Any = tiny_model()
+    model: Any = tiny_model(hidden_size=hidden_size)
     torch.manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -89,6 +89,27 @@ def test_log_probs_entropies_and_gradients_are_the_models(monkeypatch: pytest.Mo
     for name, gradient in own[2].items():
         assert (found[2][name] - gradient).abs().max() <= 1e-4 * gradient.abs().max(), name
         assert gradient.abs().max() > 0, name
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_heads_of_32_are_the_models(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    """Where Numba is installed, attention is compiled for them."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    if compiled:
+        pytest.importorskip("numba", reason="Numba is not installed")
+    else:
+        monkeypatch.setattr(fused, "can_compile", lambda: False)
+    taken: list[Tensor] = []
+    takes = packed.takes
+    monkeypatch.setattr(packed, "takes", lambda heads: taken.append(heads) or takes(heads))
+    model, batch = sharp(128), batch_of([*ROWS, [3, 9, *range(5, 85)], [3, 9, *range(5, 80)]])
+    own, found = (trained(model, batch, packed=packed_way) for packed_way in (False, True))
+    assert taken
+    assert takes(taken[0]) is compiled
+    for one, other in zip(own[:2], found[:2], strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
+    for name, gradient in own[2].items():
+        assert (found[2][name] - gradient).abs().max() <= 1e-3 * gradient.abs().max(), name
 
 
 def test_long_rows_are_the_models() -> None:

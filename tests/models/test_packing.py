@@ -19,6 +19,7 @@ def test_a_common_beginning_is_one() -> None:
     assert made.own_places_N.tolist() == [0, 1, 2, 3, 6]
     assert made.shared_places_S.tolist() == [4, 5]
     assert made.shared_tokens_S.tolist() == [0, 1]
+    assert made.rows_R4.tolist() == [[0, 4, 0, 0], [4, 3, 2, 4]]
     assert made.tokens_BT.tolist() == [[0, 1, 4, 0], [0, 1, 2, 3]]
     assert not made.in_place
 
@@ -70,6 +71,12 @@ def test_every_token_looks_at_its_own_row(seed: int) -> None:
             assert place - start == position
             # What the token sees in its place are the row's tokens up to it.
             assert made.tokens_P[start : place + 1].tolist() == tokens[: position + 1]
+    for start, length, known, first in made.rows_R4.tolist():
+        assert start in starts
+        own = made.tokens_P[start + known : start + length].tolist()
+        assert own == list(range(first, first + length - known))
+        assert made.own_places_N[own].tolist() == list(range(start + known, start + length))
+    assert len(made.rows_R4) == len(starts)
     filled = sorted(made.own_places_N.tolist() + made.shared_places_S.tolist())
     assert len(filled) == len(set(filled))
     assert made.tokens_P[made.shared_places_S].tolist() == made.shared_tokens_S.tolist()

@@ -1,0 +1,42 @@
+"""Matmuls by oneDNN, where it is taken and where it is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rti_exp.models import matmul
+from rti_exp.models.matmul import times_transposed, transposed_times
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 200])
+@pytest.mark.parametrize("onednn", [True, False])
+def test_products_of_whole_numbers_are_exact(monkeypatch: pytest.MonkeyPatch, rows: int, onednn: bool) -> None:
+    monkeypatch.setattr(matmul, "_ONEDNN", matmul._ONEDNN and onednn)
+    torch.manual_seed(0)
+    left, right = torch.randint(-9, 9, (rows, 24)).float(), torch.randint(-9, 9, (40, 24)).float()
+    expected = (left.double() @ right.double().T).float()
+    assert torch.equal(times_transposed(left, right), expected)
+    assert torch.equal(times_transposed(left, right.T.contiguous().T), expected)
+    assert torch.equal(times_transposed(left.T.contiguous().T, right), expected)
+    assert torch.equal(transposed_times(expected, left), (expected.double().T @ left.double()).float())
+
+
+def test_by_hand() -> None:
+    left, right = torch.tensor([[1.0, 2.0]] * 16), torch.tensor([[3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])
+    assert times_transposed(left, right).tolist() == [[11.0, 17.0, 23.0]] * 16
+    assert transposed_times(left, left).tolist() == [[16.0, 32.0], [32.0, 64.0]]
+
+
+def test_other_numbers_take_torchs() -> None:
+    left, right = torch.ones(20, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)
+    assert times_transposed(left, right).dtype is torch.float64
+    assert transposed_times(left, left).tolist() == [[20.0, 20.0]] * 2
+    assert times_transposed(torch.ones(20, 2, device="meta"), torch.ones(3, 2, device="meta")).shape == (20, 3)
+
+
+def test_not_a_number_stays() -> None:
+    left = torch.ones(20, 4)
+    left[7, 2] = torch.nan
+    assert times_transposed(left, torch.ones(3, 4)).isnan().any(1).nonzero().flatten().tolist() == [7]
+    assert transposed_times(torch.ones(20, 3), left).isnan().any(0).nonzero().flatten().tolist() == [2]
