@@ -17,15 +17,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from measure import median
 from pytorch_lightning import Callback
 
 SHARE = ("recording", "time/logging, s an iteration", "time/iteration, s", "share")
-BESIDE = ("the same run, on one core", "s an iteration", "processor s", "more than without, of s", "of processor s")
+BESIDE = ("the same run, on one core", "s an iteration", "processor s", "ms more", "", "processor ms more", "")
 ITERATIONS = 12
+Clocks = tuple[float, float]
+"""Seconds of wall clock, and of the processor."""
 ARMS = {"without recording": None, "logger=none": "none", "logger=wandb": "wandb"}
 
 
@@ -59,25 +61,29 @@ def _keys(others: Sequence[str]) -> list[str]:
 
 
 def side_by_side(others: Sequence[str], repeats: int) -> list[list[str]]:
-    """Medians over `repeats` rounds; what recording adds is the median over the rounds of each arm's own ratio."""
+    """The mean over the iterations, each at its fastest of the repeats: the same iteration does the same in all."""
     os.environ["WANDB_SILENT"] = "true"
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ARMS}
+    found: dict[str, list[list[Clocks]]] = {name: [] for name in ARMS}
     with _one_core():
-        _seconds(None, others)  # not counted: what is first in a process is slow
+        _iterations(None, others)  # not counted: what is first in a process is slow
         for number in range(repeats):
-            order = list(ARMS) if number % 2 == 0 else list(ARMS)[::-1]
-            for name in order:
-                found[name].append(_seconds(ARMS[name], others))
-    without = found["without recording"]
+            for name in list(ARMS) if number % 2 == 0 else list(ARMS)[::-1]:
+                found[name].append(_iterations(ARMS[name], others))
+    means = {name: tuple(fastest(runs, which) for which in (0, 1)) for name, runs in found.items()}
+    without, *_ = means.values()
     lines = []
-    for name, pairs in found.items():
-        wall, processor = (median([pair[index] for pair in pairs]) for index in (0, 1))
-        more = [
-            f"{median([pair[index] / other[index] for pair, other in zip(pairs, without, strict=True)]) - 1:.1%}"
-            for index in (0, 1)
-        ]
-        lines.append([name, f"{wall:.4f}", f"{processor:.4f}", *(more if pairs is not without else ["", ""])])
+    for name, seconds in means.items():
+        more = [f"{1000 * (own - other):.1f}" for own, other in zip(seconds, without, strict=True)]
+        share = [f"{own / other - 1:.1%}" for own, other in zip(seconds, without, strict=True)]
+        cells = [cell for pair in zip(more, share, strict=True) for cell in pair]
+        lines.append([name, *(f"{value:.4f}" for value in seconds), *(cells if seconds is not without else [""] * 4)])
     return lines
+
+
+def fastest(runs: Sequence[Sequence[Clocks]], which: int) -> float:
+    """The mean over iterations of the least that any of the runs took for it, by one of the two clocks."""
+    least = [min(one[which] for one in same) for same in zip(*runs, strict=True)]
+    return sum(least) / len(least)
 
 
 @contextlib.contextmanager
@@ -94,22 +100,22 @@ def _one_core() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-class _FromTheSecond(Callback):
-    """When the first iteration is over, its records included."""
+class _Iterations(Callback):
+    """What passes from the end of one iteration, its records included, to that of the next."""
 
-    def __init__(self, run: Any) -> None:
-        self.run = run
-        self.started = (0.0, 0.0)
+    def __init__(self) -> None:
+        self.ends: list[Clocks] = []
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if pl_module.iteration == 1:
-            if self.run is not None:
-                self.run.disk.flush()
-            self.started = (time.perf_counter(), time.process_time())
+        self.ends.append((time.perf_counter(), time.process_time()))
+
+    @property
+    def seconds(self) -> list[Clocks]:
+        return [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(self.ends)]
 
 
-def _seconds(logger: str | None, others: Sequence[str]) -> tuple[float, float]:
-    """Seconds and processor seconds an iteration, from the second on until the disk has all of it."""
+def _iterations(logger: str | None, others: Sequence[str]) -> list[Clocks]:
+    """The clocks of each iteration from the second on; with what is written beside it of the one before."""
     from rti_exp import build
     from rti_exp.composing import composed
     from rti_exp.config import check
@@ -126,13 +132,11 @@ def _seconds(logger: str | None, others: Sequence[str]) -> tuple[float, float]:
             run = Run.open(folder, key=config.key, study="x", config=config.plain)
             told = build.run_logger(config, run)
             run.listeners += [] if told is None else [unfailing(told.log)]
-        made, clock = build.experiment(config, run, directory=folder), _FromTheSecond(run)
+        made, clock = build.experiment(config, run, directory=folder), _Iterations()
         made.trainer.callbacks.append(clock)  # pyright: ignore[reportAttributeAccessIssue]
         made.fit()
-        ended = (time.perf_counter(), time.process_time())
         if run is not None:
             if told is not None:
                 told.finish("done", run)
             run.close()
-    wall, processor = ((end - start) / (ITERATIONS - 1) for end, start in zip(ended, clock.started, strict=True))
-    return wall, processor
+    return clock.seconds
