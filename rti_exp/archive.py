@@ -136,7 +136,8 @@ class _Tensors:
         self.tensors: list[Tensor] = []
         self.places: list[int] = []
         """Of each tensor in the tree, its index in `tensors`."""
-        self._known: dict[Any, int] = {}
+        self._known: dict[int, list[int]] = {}
+        """Of each address, the indexes of the tensors that begin there."""
 
     def layout(self, value: Any) -> list[Any]:
         """All of the tree but for the numbers in its tensors, to be compared."""
@@ -165,12 +166,22 @@ class _Tensors:
     def _place(self, tensor: Tensor) -> int:
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or not tensor.numel():
             raise UnfitError(f"a {type(tensor).__name__} of layout {tensor.layout} and shape {tuple(tensor.shape)}")
-        same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
-        place = self._known.setdefault(same, len(self.tensors))
-        if place == len(self.tensors):
+        address, place = tensor.data_ptr(), len(self.tensors)
+        known = self._known.setdefault(address, [])
+        for other in known:
+            if _is_same(self.tensors[other], tensor):
+                place = other
+                break
+        else:
+            known.append(place)
             self.tensors.append(tensor)
         self.places.append(place)
         return place
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors that begin at one address are one."""
+    return (one.dtype, one.shape, one.stride(), one.device) == (other.dtype, other.shape, other.stride(), other.device)
 
 
 def _storage_sizes(tensors: Sequence[Tensor]) -> dict[torch.dtype, int]:

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 def kept_weights(model: nn.Module) -> dict[str, Tensor]:
     """The model's state dict, or its trained part if some of its parameters are frozen."""
-    state = dict(model.state_dict())
-    if all(parameter.requires_grad for parameter in model.parameters()):
-        return state
+    state = model.state_dict(keep_vars=True)  # one walk over the modules, which are many
+    parameters = [value for value in state.values() if isinstance(value, nn.Parameter)]
+    if all(parameter.requires_grad for parameter in parameters):
+        return {name: value.detach() for name, value in state.items()}
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return {name: tensor for name, tensor in state.items() if name in trained}
+    return {name: value.detach() for name, value in state.items() if name in trained}
 
 
 def restore_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:
