@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import platform
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +17,7 @@ from omegaconf import DictConfig
 
 from rti_exp import job
 from rti_exp.learner import RTIModule
-from rti_exp.trainer import collections_put_off, spared_by_collections
+from rti_exp.trainer import collections_put_off, keep_freed_memory, spared_by_collections
 from tests.test_train import SMALL
 
 
@@ -82,3 +86,34 @@ def test_a_job_trains_so_and_leaves_nothing_frozen(
     assert len(counts) == 2
     assert all(frozen > 100_000 and on for frozen, on in counts)  # torch is imported
     assert (gc.get_freeze_count(), gc.isenabled()) == (0, True)
+
+
+FAULTS = """
+import resource, sys, torch
+from rti_exp.trainer import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+faults = []
+for _ in range(30):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(4, 2**20).mul(2)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(sum(faults[20:]))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_memory_of_tensors_is_used_again() -> None:
+    """Two tensors of 16 MiB, ten times after twenty: pages that the system has to give anew."""
+    faults = {
+        how: int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, check=True).stdout)
+        for how in ("kept", "given back")
+    }
+    assert faults["kept"] < 200
+    assert faults["given back"] > 20 * faults["kept"]
+
+
+def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("musl", "1.2"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: pytest.fail(f"loaded {name}"))
+    keep_freed_memory()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 _FEWEST_ROWS = 16
 """Below, a call's own cost is more than what is gained."""
@@ -31,9 +32,11 @@ def transposed_times(left_NC: Tensor, right_NK: Tensor) -> Tensor:
 
 
 def _by_onednn(left: Tensor, right: Tensor) -> bool:
-    if left.dtype is not torch.float32 or right.dtype is not torch.float32 or left.device.type != "cpu":
-        return False
-    return len(left) >= _FEWEST_ROWS and right.numel() > 0 and _ONEDNN
+    plain = all(
+        type(one) in (Tensor, Parameter) and one.dtype is torch.float32 and one.device.type == "cpu"
+        for one in (left, right)
+    )
+    return _ONEDNN and plain and len(left) >= _FEWEST_ROWS and right.numel() > 0
 
 
 _ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rti_exp.models import matmul
 from rti_exp.models.matmul import times_transposed, transposed_times
@@ -32,6 +33,8 @@ def test_other_numbers_take_torchs() -> None:
     left, right = torch.ones(20, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)
     assert times_transposed(left, right).dtype is torch.float64
     assert transposed_times(left, left).tolist() == [[20.0, 20.0]] * 2
+    with FakeTensorMode():
+        assert times_transposed(torch.ones(20, 2), torch.ones(3, 2)).shape == (20, 3)
     assert times_transposed(torch.ones(20, 2, device="meta"), torch.ones(3, 2, device="meta")).shape == (20, 3)
 
 
