@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -257,19 +258,21 @@ def _needed_length(sample: Sample) -> int:
 def _pad(samples: Sequence[Sample], total_trained_tokens: int, pad_id: int) -> Batch:
     lengths = [_needed_length(sample) for sample in samples]
 
-    def stream(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
-        padded = [[*row[:length], *[fill] * (max(lengths) - length)] for row, length in zip(rows, lengths, strict=True)]
-        return torch.tensor(padded, dtype=dtype)
+    def stream(rows: Sequence[Sequence[float]], fill: float, dtype: type[np.generic]) -> Tensor:
+        padded = np.full((len(samples), max(lengths)), fill, dtype)
+        for line, row, length in zip(padded, rows, lengths, strict=True):
+            line[:length] = row[:length]
+        return torch.from_numpy(padded)
 
-    loss_mask_BT = stream([sample.loss_mask for sample in samples], False, torch.bool)
+    loss_mask_BT = stream([sample.loss_mask for sample in samples], False, np.bool_)
     advantages_B = torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)
     return Batch(
-        token_ids_BT=stream([sample.token_ids for sample in samples], pad_id, torch.long),
+        token_ids_BT=stream([sample.token_ids for sample in samples], pad_id, np.int64),
         loss_mask_BT=loss_mask_BT,
-        behaviour_log_probs_BT=stream([sample.behaviour_log_probs for sample in samples], 0.0, torch.float32),
+        behaviour_log_probs_BT=stream([sample.behaviour_log_probs for sample in samples], 0.0, np.float32),
         advantages_BT=advantages_B[:, None] * loss_mask_BT,
-        weights_BT=stream([sample.weights for sample in samples], 1.0, torch.float32),
-        authors_BT=stream([sample.authors for sample in samples], Author.ENVIRONMENT, torch.uint8),
+        weights_BT=stream([sample.weights for sample in samples], 1.0, np.float32),
+        authors_BT=stream([sample.authors for sample in samples], Author.ENVIRONMENT, np.uint8),
         lengths_B=torch.tensor(lengths),
         total_trained_tokens=total_trained_tokens,
     )
