@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 _ALGEBRA = {"reassoc", "contract", "arcp", "nsz", "afn"}
@@ -18,31 +20,49 @@ log = logging.getLogger(__name__)
 def can_compile() -> bool:
     """Whether Numba is there and works; a module that uses `compiled` is imported only then.
 
-    It is tried out, once for a process: a Numba that is not for the NumPy beside it says so at its import, and a full
-    disk when what was compiled is to be kept.
+    It is tried out, once for a process: a Numba that is not for the NumPy beside it says so at its import.
     """
     if importlib.util.find_spec("numba") is None:
         return False
-    try:
+    with falling_back() as works:
         from numba.core import config
 
         settings: Any = config
-        return not settings.DISABLE_JIT and compiled(_twice)(21) == 42
+        works.append(not settings.DISABLE_JIT and compiled(_twice)(21) == 42)
+    return works == [True]
+
+
+@contextmanager
+def falling_back() -> Iterator[list[bool]]:
+    """For trying out what is compiled: what goes wrong is logged in a line, and nothing stands in the list.
+
+    Compiled code is kept on a disk, which may be full, and what is read from there may be damaged.
+    """
+    works: list[bool] = []
+    try:
+        yield works
     except Exception as error:
-        log.warning("Numba does not work here (%s: %s): torch's operations are taken", type(error).__name__, error)
-        return False
+        works.clear()
+        kept = "" if "NUMBA_CACHE_DIR" not in os.environ else f", kept in {os.environ['NUMBA_CACHE_DIR']}"
+        log.warning(
+            "compiled code%s does not work here (%s: %s): torch's operations are taken instead",
+            kept,
+            type(error).__name__,
+            error,
+        )
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled at its first call for the types of its arguments, and kept on disk for later processes.
 
-    Numba looks at the file that a function is in to see whether what is kept is of the present source: a compiled
-    function may call those of its own file only.
+    Numba looks at the file that a function is in to see whether what is kept is of the present source. So a compiled
+    function may call those of its own file only; and after a change of the flags below, or for NUMBA_BOUNDSCHECK=1, set
+    NUMBA_CACHE_DIR to an empty folder.
     """
     import numba
 
     jit: Any = numba.njit
-    arguments: dict[str, Any] = {"fastmath": _ALGEBRA, "error_model": "numpy", "nogil": True}
+    arguments: dict[str, Any] = {"fastmath": _ALGEBRA, "error_model": "numpy"}
     try:
         return jit(cache=True, **arguments)(function)
     except RuntimeError:  # no folder to keep it in

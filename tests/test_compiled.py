@@ -40,12 +40,12 @@ def test_a_numba_that_cannot_be_imported_is_told_in_a_line_and_done_without(tmp_
     said, told = asked(path=tmp_path)
     assert said == "False False"
     assert told.splitlines() == [
-        "Numba does not work here (ImportError: Numba needs NumPy 2.4 or less. Got NumPy 9.9.): "
-        "torch's operations are taken"
+        "compiled code does not work here (ImportError: Numba needs NumPy 2.4 or less. Got NumPy 9.9.): "
+        "torch's operations are taken instead"
     ]
 
 
-def test_switched_off(tmp_path: Path) -> None:
+def test_switched_off() -> None:
     assert asked(NUMBA_DISABLE_JIT="1") == ("False False", "")
 
 

@@ -13,6 +13,7 @@ from transformers import Qwen3ForCausalLM
 
 from rti_exp.batch import micro_batches, to_samples
 from rti_exp.forward import TrainedPositions
+from rti_exp.group_settings import PRECISIONS
 from rti_exp.learner import DivergedError, RTIModule
 from rti_exp.settings import AlgorithmSettings, RunSettings, Scope
 from rti_exp.tasks import IterationTasks
@@ -209,6 +210,14 @@ def test_mixed_precision_takes_the_updates_that_fp32_takes() -> None:
     assert (exact["loss/ratio_max"] or 0.0) > 1.02
     for name in ("loss/ratio_max", "policy/gradient_norm", "policy/entropy"):
         assert module.last_metrics[name] == pytest.approx(exact[name], rel=0.02)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_each_precision_trains(precision: str) -> None:
+    module = fit(sampled(run=ONE), precision=precision)
+    assert (module.last_metrics["updates/steps"] or 0) > 0
+    dtype = {"bf16-true": torch.bfloat16, "64-true": torch.float64}.get(precision, torch.float32)
+    assert {value.dtype for value in weights(module).values()} == {dtype}
 
 
 def test_tasks_of_another_iteration_are_refused() -> None:

@@ -57,7 +57,7 @@ class DecodeBatch:
         self._positions_B = torch.tensor([len(request.prompt_ids) - 1 for request in requests], device=device)
         self._running_B = torch.ones(len(requests), dtype=torch.bool, device=device)
         self._ids_TB = torch.zeros((steps, len(requests)), dtype=torch.long, device=device)
-        self._log_probs_TB = torch.zeros((steps, len(requests)), device=device)
+        self._log_probs_TB = torch.zeros((steps, len(requests)), dtype=torch.float32, device=device)
         self._counts_B = torch.zeros(len(requests), dtype=torch.long, device=device)
         self._visible = max(len(request.prompt_ids) for request in requests)
 

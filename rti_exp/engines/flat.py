@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from rti_exp.compiled import can_compile
 from rti_exp.engines.flat_cache import FlatCache
 from rti_exp.engines.spans import LOGIT_ROWS, Span, by_span, chosen_log_probs
-from rti_exp.models.qwen import PlainQwen3, is_plain_qwen3
+from rti_exp.models.qwen import PlainQwen3
 
 _ROUNDING = 1e-4
 """By how much, in parts of the largest, hidden states may differ from the model's."""
@@ -28,21 +27,11 @@ _KEPT_ROWS = 512
 """Memory of passes over up to so many tokens is kept for the next: decode steps are many and short."""
 
 
-def flat_forward(model: PreTrainedModel) -> FlatForward | None:
-    """None without the compiler, for a model that is not just Qwen3's, or if the two differ.
-
-    Tried out on made-up rows with the weights of now; call it in inference mode and `in_flat_arithmetic`.
-    """
-    if not can_compile() or not is_plain_qwen3(model):
-        return None
-    found = FlatForward(model)
-    return found if found.agrees() else None
-
-
 def in_flat_arithmetic(model: PreTrainedModel) -> bool:
     """Whether the compiled steps are for what is computed now: float32 on one thread of the CPU."""
-    on_cpu = model.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-    return on_cpu and model.dtype == torch.float32 and torch.get_num_threads() == 1
+    if torch.is_autocast_enabled("cpu") or torch.get_num_threads() != 1:
+        return False
+    return all(weight.dtype == torch.float32 and weight.device.type == "cpu" for weight in model.parameters())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +69,10 @@ class _Scratch:
 
 
 class FlatForward(PlainQwen3):
-    """Runs `model` over a `FlatCache`; the caller sees to inference mode, and calls `renew` after each change."""
+    """Runs `model` over a `FlatCache`, in inference mode and `in_flat_arithmetic`.
+
+    It looks the weights up when it is made and at `renew`: call that after each change of them.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         from rti_exp.engines import kernels  # needs the compiler
@@ -112,6 +104,10 @@ class FlatForward(PlainQwen3):
             )
             for layer in self._model.model.layers
         ]
+
+    def forget(self) -> None:
+        """Hold nothing of the model until `renew`."""
+        self._layers, self._scores = [], np.empty(0, np.float32)
 
     @property
     def device(self) -> torch.device:
@@ -179,11 +175,13 @@ class FlatForward(PlainQwen3):
 
         In each slot all positions before the first of these are stored; of one slot, tokens are in order.
         """
+        slots, positions, rows = slots_N.numpy(), positions_N.numpy(), np.arange(len(tokens_N))
+        if len(rows) and (slots.max() >= cache.slot_count or positions.max() >= cache.length):
+            raise IndexError("tokens beyond the cache")  # compiled steps do not look
         self._prepare(cache.length)
         decoder, kernels, epsilon = self._model.model, self._kernels, self._epsilon
         states_ND = functional.embedding(tokens_N, decoder.embed_tokens.weight)
         states, scratch = states_ND.numpy(), self._scratch(len(tokens_N))
-        slots, positions, rows = slots_N.numpy(), positions_N.numpy(), np.arange(len(tokens_N))
         for index, layer in enumerate(self._layers):
             kernels.norm(states, layer.first_norm, epsilon, scratch.normed_array)
             torch.mm(scratch.normed, layer.query, out=scratch.query)
@@ -211,11 +209,12 @@ class FlatForward(PlainQwen3):
 
     def _prepare(self, length: int) -> None:
         """Angles and scratch for so many positions."""
-        if length > len(self._scores):
-            angles_LP = torch.arange(length)[:, None].float() * self._model.model.rotary_emb.inv_freq
-            self._cosine_LP, self._sine_LP = angles_LP.cos().numpy(), angles_LP.sin().numpy()
-            self._scores = np.empty(length, np.float32)
-            self._powers = np.empty(max(length, self._model.config.intermediate_size), np.int32)
+        if length <= len(self._scores):
+            return
+        angles_LP = torch.arange(length)[:, None].float() * self._model.model.rotary_emb.inv_freq
+        self._cosine_LP, self._sine_LP = angles_LP.cos().numpy(), angles_LP.sin().numpy()
+        self._powers = np.empty(max(length, self._model.config.intermediate_size), np.int32)
+        self._scores = np.empty(length, np.float32)  # last: its length says that all are there
 
     def _scratch(self, count: int) -> _Scratch:
         if count in self._scratches:
@@ -232,7 +231,8 @@ class FlatForward(PlainQwen3):
     def _memory(self, rows: int) -> tuple[Tensor, ...]:
         config, queries = self._model.config, self._heads * self._width
         projected, inner = queries + 2 * self._key_heads * self._width, config.intermediate_size
-        return tuple(torch.empty(rows, size) for size in (config.hidden_size, projected, queries, 2 * inner, inner))
+        sizes = config.hidden_size, projected, queries, 2 * inner, inner
+        return tuple(torch.empty(rows, size, dtype=torch.float32, device="cpu") for size in sizes)
 
 
 def _turned(module: Any) -> Tensor:

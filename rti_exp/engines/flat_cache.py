@@ -34,7 +34,7 @@ class FlatCache(Slots):
 
     def _empty(self, slots: int, length: int, *, keys: bool) -> Tensor:
         own = (self._width, length) if keys else (length, self._width)
-        return torch.empty((slots, self._key_heads, *own))
+        return torch.empty((slots, self._key_heads, *own), dtype=torch.float32, device="cpu")
 
     def make_room(self, slots: int, length: int, *, most_slots: int) -> None:
         if slots > self.slot_count or length > self.length:
@@ -46,15 +46,13 @@ class FlatCache(Slots):
 
     def _size(self, slots: int, length: int, most_slots: int) -> tuple[int, int]:
         """Slots and positions to have: more than asked for where that is little."""
-        if slots > self.slot_count:
-            slots = max(slots, min(2 * self.slot_count, most_slots))
-        slots, length = max(slots, self.slot_count), rounded(max(length, self.length), _LENGTH_STEP)
         a_position = 2 * 4 * len(self.keys) * self._key_heads * self._width
-        if a_position * max(slots, _MANY_SLOTS) * length > _SMALL_BYTES:
-            return slots, length
-        if length > self.length:
-            length = max(length, rounded(self.length * 3 // 2, _LENGTH_STEP))
-        return max(slots, _MANY_SLOTS), length
+        longer = self.length * 3 // 2 if length > self.length else self.length
+        many, long = max(slots, self._used, _MANY_SLOTS), rounded(max(length, longer), _LENGTH_STEP)
+        if a_position * many * long <= _SMALL_BYTES:
+            return many, long
+        doubled = min(2 * self._used, most_slots) if slots > self._used else self._used
+        return max(slots, doubled), rounded(max(length, self.length), _LENGTH_STEP)
 
     def _grown(self, stored: Tensor, *, keys: bool) -> Tensor:
         grown = self._empty(self.slot_count, self.length, keys=keys)

@@ -6,13 +6,38 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
-from rti_exp.engines.base import GenerateRequest
+from rti_exp.compiled import can_compile, falling_back
+from rti_exp.engines.base import GenerateRequest, Sampling
 from rti_exp.engines.decoding import results, stop_sets
 from rti_exp.engines.flat import FlatForward
 from rti_exp.engines.pool import SlotPool
 from rti_exp.engines.prefixes import Row
 from rti_exp.engines.sampling import uniforms
+from rti_exp.models.qwen import is_plain_qwen3
+
+
+def flat_forward(model: PreTrainedModel) -> FlatForward | None:
+    """None without the compiler, for a model that is not just Qwen3's, or if the two differ.
+
+    Tried out on made-up rows with the weights of now, so that all is compiled: call it in inference mode and
+    `in_flat_arithmetic`.
+    """
+    if not can_compile() or not is_plain_qwen3(model):
+        return None
+    with falling_back() as works:
+        found = FlatForward(model)
+        works.append(found.agrees() and _draws(found))
+    return found if works == [True] else None
+
+
+def _draws(forward: FlatForward) -> bool:
+    pool = SlotPool(forward.new_cache(), cache_rows=2)
+    request = GenerateRequest(prompt_ids=(0,), sampling=Sampling(max_tokens=1), seed=0)
+    (seat,) = pool.seat([request.prompt_ids], [0], [1], 2)
+    pool.copy_to_followers([seat], [1])
+    return len(FlatDecodeBatch(forward, pool, [seat.row], [request]).run()) == 1
 
 
 def can_advance(requests: Sequence[GenerateRequest]) -> bool:

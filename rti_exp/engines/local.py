@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from rti_exp.engines.base import GenerateRequest, RequestsTooLong, ScoreRequest
 from rti_exp.engines.casting import linear_weights_cast
 from rti_exp.engines.decoding import DecodeBatch
-from rti_exp.engines.flat import FlatForward, flat_forward, in_flat_arithmetic
-from rti_exp.engines.flat_decoding import FlatDecodeBatch, can_advance
+from rti_exp.engines.flat import FlatForward, in_flat_arithmetic
+from rti_exp.engines.flat_decoding import FlatDecodeBatch, can_advance, flat_forward
 from rti_exp.engines.forward import SlotForward
 from rti_exp.engines.pool import SlotPool
 from rti_exp.engines.prefixes import Row
@@ -33,7 +33,7 @@ class LocalEngine:
     """Generates and scores with `model`, which may be trained meanwhile: call `sync` after each change of weights.
 
     The model's `generation_config` is not read. Dropout is off during a call, and each module's train or eval
-    mode is as before afterwards.
+    mode is as before afterwards. One thread at a time may call it.
 
     Args:
         model: a transformers causal language model with full attention, "sdpa" or "eager".
@@ -72,7 +72,7 @@ class LocalEngine:
         self._compiled = compiled
         self._flat: FlatForward | None = None
         self._tried_flat = False
-        self._renewed = True
+        self._weights_changed = False
         self._build: tuple[object, ...] | None = None
         self._forward: SlotForward | FlatForward = self._slots
         self._pool = self._new_pool()
@@ -87,7 +87,7 @@ class LocalEngine:
     def sync(self, policy_version: int) -> None:
         self.policy_version = policy_version
         self._pool.clear()
-        self._renewed = False
+        self._weights_changed = True
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         """Completions in the order of `requests`.
@@ -163,16 +163,24 @@ class LocalEngine:
         if build != self._build:  # adapters, say, may have been put in since
             self._build, self._slots = build, SlotForward(self.model, pad_id=self._pad_id)
             self._flat, self._tried_flat = None, not self._compiled
-        elif self._flat is not None and not self._renewed:
-            self._flat.renew()
-        self._renewed = True
-        takes_flat = in_flat_arithmetic(self.model)
-        if takes_flat and not self._tried_flat:
-            self._flat, self._tried_flat = flat_forward(self.model), True
-        self._forward = (self._flat if takes_flat else None) or self._slots
+        self._forward = self._flat_now() or self._slots
         arithmetic = (self._forward, self._slots.device, self.model.dtype, autocast)
         if arithmetic != self._pool_arithmetic:
             self._pool, self._pool_arithmetic = self._new_pool(), arithmetic
+
+    def _flat_now(self) -> FlatForward | None:
+        """With the weights of now; what it held of them is let go where it is not for what is computed now."""
+        if not in_flat_arithmetic(self.model):
+            if self._flat is not None:
+                self._flat.forget()
+            self._weights_changed = True
+            return None
+        if not self._tried_flat:
+            self._flat, self._tried_flat = flat_forward(self.model), True
+        elif self._flat is not None and self._weights_changed:
+            self._flat.renew()
+        self._weights_changed = False
+        return self._flat
 
     def _generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         askers: dict[tuple[int, ...], list[int]] = {}

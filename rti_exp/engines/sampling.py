@@ -14,7 +14,13 @@ _WORD = 2**64 - 1
 
 
 def uniforms(seeds: Sequence[int], count: int) -> Tensor:
-    """[B, count] in [0, 1), fp32: row b is the Philox stream of `seeds[b]`; a longer stream begins as a shorter one."""
+    """[B, count] in [0, 1), fp32: row b is the Philox stream of `seeds[b]`; a longer stream begins as a shorter one.
+
+    Raises:
+        ValueError: a seed that is negative or 2^128 and more.
+    """
+    if seeds and not 0 <= min(seeds) <= max(seeds) < 2**128:
+        raise ValueError("seeds must lie between 0 and 2**128 - 1")
     # One generator whose state is set for each row: making one takes four times as long.
     stream, rows = np.random.Philox(key=0), np.empty((len(seeds), count), np.float32)
     generator, start = np.random.Generator(stream), stream.state

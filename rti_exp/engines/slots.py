@@ -24,7 +24,7 @@ def rounded(size: int, step: int) -> int:
 
 
 class Slots(ABC):
-    """Rows of keys and values that may be copied and exchanged, whatever their layout."""
+    """Rows of keys and values, whatever their layout."""
 
     in_front: bool
     """Whether rows that are computed together have to stand in the first slots."""

@@ -31,7 +31,7 @@ class StraightDecoder(PlainQwen3):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
-        self._own_K1K1 = torch.eye(self._key_heads)[:, None, :, None]
+        self._own_K1K1 = torch.eye(self._key_heads, dtype=torch.float32)[:, None, :, None]
 
     @property
     def weight(self) -> Tensor:

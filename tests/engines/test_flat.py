@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rti_exp.engines import flat, flat_cache
+from rti_exp.compiled import can_compile
+from rti_exp.engines import flat_cache, flat_decoding
 from rti_exp.engines.base import GenerateRequest, Sampling, ScoreRequest
 from rti_exp.engines.flat import FlatForward
 from rti_exp.engines.flat_cache import FlatCache
@@ -22,7 +23,9 @@ from rti_exp.models.adapters import add_lora
 from rti_exp.models.settings import LoraSettings
 from tests.engines.test_straight import SIZES, assert_alike, qwen
 
-kernels = pytest.importorskip("rti_exp.engines.kernels", reason="Numba is not installed", exc_type=ImportError)
+if not can_compile():
+    pytest.skip("Numba does not work here", allow_module_level=True)
+from rti_exp.engines import kernels
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +115,7 @@ def test_more_threads_half_precision_and_other_models_do_without() -> None:
 
 
 def test_without_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flat, "can_compile", lambda: False)
+    monkeypatch.setattr(flat_decoding, "can_compile", lambda: False)
     assert isinstance(LocalEngine(qwen())._forward, SlotForward)
 
 
@@ -225,23 +228,75 @@ def test_rows_are_copied_and_the_cache_grows(monkeypatch: pytest.MonkeyPatch) ->
         keys[slot, 0, :, :3] = [[10 * slot, 10 * slot + 1, 10 * slot + 2]] * 2
         values[slot, 0, :3] = -keys[slot, 0, :, :3].T
     cache.copy([1, 1], [0, 2], 2)
-    for size in (None, (4, 48), (6, 96), (9, 144), (12, 144)):
-        if size is not None:
-            # At least twice the slots, up to the most.
-            cache.make_room(size[0], size[1] - 1, most_slots=9)
-            assert (cache.slot_count, cache.length) == (max(size[0], 6), size[1])
+    for asked, made in ((3, 48), (3, 48)), ((4, 48), (6, 48)), ((6, 96), (8, 96)), ((9, 144), (9, 144)):
+        # Twice the slots that were used, up to the most.
+        cache.make_room(asked[0], asked[1] - 1, most_slots=9)
+        assert (cache.slot_count, cache.length) == made
         keys, values = cache.keys[0].numpy(), cache.values[0].numpy()
         assert keys[:3, 0, 1, :3].tolist() == [[10, 11, 2], [10, 11, 12], [10, 11, 22]]
         assert values[:3, 0, :3].tolist() == (-keys[:3, 0, :, :3].transpose(0, 2, 1)).tolist()
 
 
-def test_a_small_cache_has_many_slots_from_the_start() -> None:
+def test_a_small_cache_has_many_slots_from_the_start_until_it_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """4 layers of 2 heads of 32: 2,048 bytes a position, 0.19 GiB for 1,024 slots of 96; of 14 heads over 1."""
     small, large = (FlatCache(layers=4, key_heads=heads, width=32) for heads in (2, 14))
     for cache in (small, large):
         cache.make_room(5, 70, most_slots=256)
     assert (small.slot_count, small.length) == (1024, 96)
     assert (large.slot_count, large.length) == (5, 96)
+    small.make_room(7, 97, most_slots=256)
+    assert (small.slot_count, small.length) == (1024, 144)
+    small.values[3][4, 1, 95] = 3
+    small.make_room(3, 600, most_slots=256)  # of 1,024 slots over 1 GiB: those that were asked for so far
+    assert (small.slot_count, small.length) == (7, 624)
+    assert small.values[3][4, 1, 95].tolist() == [3] * 32
+    small.make_room(8, 600, most_slots=256)
+    assert (small.slot_count, small.length) == (14, 624)
+
+
+def test_tokens_beyond_the_cache_are_refused() -> None:
+    forward = LocalEngine(qwen())._forward
+    assert isinstance(forward, FlatForward)
+    cache = forward.new_cache()
+    cache.make_room(2, 3, most_slots=2)
+    one, far = torch.tensor([1]), torch.tensor([cache.length])
+    with torch.inference_mode():
+        forward.next_logits(cache, one, one, far - 1, 0)
+        for slot, position in ((one, far), (torch.tensor([cache.slot_count]), one)):
+            with pytest.raises(IndexError, match="beyond the cache"):
+                forward.next_logits(cache, one, slot, position, 0)
+
+
+def test_memory_that_ran_out_once_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = LocalEngine(qwen())
+    expected = LocalEngine(qwen()).score([ScoreRequest(prompt_ids=tuple(range(3, 60)), token_ids=(5, 6))])
+    real, left = np.empty, [1]
+
+    def once(size: Any, dtype: Any) -> np.ndarray:
+        if left.pop() if left else False:
+            raise MemoryError
+        return real(size, dtype)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rti_exp.engines.flat.np.empty", once)
+        with pytest.raises(MemoryError):
+            engine.score([ScoreRequest(prompt_ids=tuple(range(3, 60)), token_ids=(5, 6))])
+    assert engine.score([ScoreRequest(prompt_ids=tuple(range(3, 60)), token_ids=(5, 6))]) == expected
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), EOFError("Ran out of input")])
+def test_compiled_code_that_cannot_be_kept_or_read_is_told_and_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    def fails(*_arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(kernels, "advance", fails)
+    engine = LocalEngine(qwen())
+    assert isinstance(engine._forward, SlotForward)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"compiled code does not work here ({type(error).__name__}: {error}): torch's operations are taken instead"
+    ]
 
 
 def test_draws_are_those_of_the_sampler() -> None:
@@ -324,6 +379,43 @@ def test_a_step_by_hand() -> None:
     assert found["counts"].tolist() == [4, 1, 4, 4]
     assert found["running"].tolist() == [True, False, False]
     assert found["left"] == 1
+
+
+def test_weights_that_change_while_another_way_is_taken() -> None:
+    """Autocast, other dtypes, a sync amid them: what is computed is the weights of now, and no old ones are held."""
+    model: Any = qwen(initializer_range=0.1)
+    engine, request = LocalEngine(model), [ScoreRequest(prompt_ids=(3, 4), token_ids=(5, 6))]
+    first = engine.score(request)
+    engine.sync(1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert engine.score(request) != first
+    assert engine.score(request) == first
+    model.to(torch.bfloat16)
+    engine.sync(2)
+    engine.score(request)
+    forward = engine._flat
+    assert forward is not None
+    assert forward._layers == []
+    model.to(torch.float32)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.mul_(2)
+    found = engine.score(request)
+    assert engine._forward is forward
+    assert found[0] == pytest.approx(LocalEngine(model, compiled=False).score(request)[0], abs=1e-5)
+    assert found != first
+
+
+def test_a_model_of_mixed_types_and_another_default_type_do() -> None:
+    mixed: Any = qwen()
+    mixed.model.norm.to(torch.bfloat16)
+    assert isinstance(LocalEngine(mixed)._forward, SlotForward)
+    torch.set_default_dtype(torch.float64)
+    try:
+        engine = LocalEngine(qwen().float())
+        assert isinstance(engine._forward, FlatForward)
+        engine.score([ScoreRequest(prompt_ids=(3, 4), token_ids=(5, 6))])
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_an_engine_forgets_what_another_way_stored() -> None:
