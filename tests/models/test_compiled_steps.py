@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from rti_exp.compiled import can_compile
 from rti_exp.models import fused, packed_attention
 from rti_exp.models.fused import compiles, gated, linear, normed_linear, turned_heads
 from rti_exp.models.head import chosen_log_probs
 from rti_exp.models.packing import pack
 
-pytest.importorskip("numba", reason="Numba is not installed")
+pytestmark = pytest.mark.skipif(not can_compile(), reason="Numba does not work here")
 
 
 @pytest.fixture(autouse=True)
