@@ -44,8 +44,10 @@ class Live(TorchDispatchMode):
         return made
 
     def add(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        # oneDNN's own tensors have no storage to look at; they are not shared.
+        storage: Any = tensor if tensor.is_mkldnn else tensor.untyped_storage()
+        key = id(tensor) if tensor.is_mkldnn else storage._cdata
+        size = 4 * tensor.numel() if tensor.is_mkldnn else storage.nbytes()
         if key in self.known:
             return
         self.known.add(key)
