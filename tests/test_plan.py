@@ -97,13 +97,14 @@ def test_the_peak_of_an_update_is_what_one_takes(
     composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch, length: int, tokens: int
 ) -> None:
     """In torch's operations, as on a GPU; the compiled head keeps one tensor of the logits' size less."""
-    monkeypatch.setattr(fused, "can_compile", lambda: False)
     config = check(composed(f"rollout.max_context={length}", f"algorithm.micro_batch_tokens={tokens}"))
     folder = policy_folder("builtin:tiny")
     found = sizes(config, AutoConfig.from_pretrained(folder))
     estimate = plan(found, strategy="one", devices=1)
     # The engine's cache is not part of these measurements.
-    measured = measured_update(folder, tokens // length, length, packed=False)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(fused, "can_compile", lambda: False)
+        measured = measured_update(folder, tokens // length, length, packed=False)
     assert estimate.update - estimate.cache == pytest.approx(measured, rel=TOLERANCE)
     assert measured_update(folder, tokens // length, length, packed=True) < measured
 
