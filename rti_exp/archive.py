@@ -26,8 +26,9 @@ LARGEST = 64 * 2**20
 """Bytes of tensors beyond which another copy in memory is dearer than what it saves."""
 _ALIGNMENT = 64
 _DATA = "archive/data/"
-_OF_ONE_FILE = "archive/.data/serialization_id"
-"""A record that tells one file from another; it may be missing."""
+_LEFT_OUT = ("archive/.data/serialization_id", "archive/.format_version", "archive/.storage_alignment")
+"""Records that may be missing: one tells files apart, and two say that where a storage lies follows from the sizes of
+those before it, as in files of `torch.save`. Here it does not; torch would read other numbers without a word."""
 
 
 class UnfitError(Exception):
@@ -77,11 +78,10 @@ class Image:
         found = _Tensors()
         layout = found.layout(trees)
         if layout != self._layout:
-            self._layout = []  # should this break off
+            self._forget()
             self._tree, self._fixed = _template(trees, found)
-            self._views = []
         self._pickled = _with_items(self._tree, plain)
-        if not self._views or self._end + len(self._pickled) + 2 * PAGE > len(self._memory):
+        if not self._views or self._end + self._rest > len(self._memory):
             self._allocate(found.tensors)
             self._layout = layout
         for view, tensor in zip(self._views, found.tensors, strict=True):
@@ -112,15 +112,25 @@ class Image:
         last = self._storages[-1] if self._storages else None
         return 0 if last is None else last.data + len(last.content)
 
+    @property
+    def _rest(self) -> int:
+        """Room for all that comes after the storages, up to the end of its page."""
+        return len(self._pickled) + sum(map(len, self._fixed.values())) + 2 * PAGE
+
+    def _forget(self) -> None:
+        """Give the memory back, also should what follows break off."""
+        self._layout, self._views, self._storages = [], [], []
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
     def _allocate(self, tensors: Sequence[Tensor]) -> None:
         """Memory for storages and all else, with room to spare, and the tensors' places in it."""
-        self._views = []  # should this break off
+        self._forget()
         sizes = _storage_sizes(tensors)
-        spare = 2 * len(self._pickled) + 2 * PAGE
+        spare = len(self._pickled) + self._rest
         # Zeros: what comes after the file may be written with it, and cut off again.
         whole = torch.zeros(sum(sizes.values()) + len(sizes) * 4 * _ALIGNMENT + spare + PAGE, dtype=torch.uint8)
         self._memory = whole[-whole.data_ptr() % PAGE :]
-        self._storages, views = [], {}
+        views = {}
         for number, (dtype, size) in enumerate(sizes.items()):
             record = _Record(f"{_DATA}{number}".encode(), self._end, memoryview(b""))
             place = self._memory[record.data : record.data + size]
@@ -221,15 +231,23 @@ def _template(trees: Mapping[str, Any], found: _Tensors) -> tuple[bytes, dict[st
     torch.save(_replaced(trees, iter([views[place] for place in found.places])), buffer)
     with zipfile.ZipFile(buffer) as archive:
         names = archive.namelist()
-        data = [archive.read(name) for name in sorted(names) if name.startswith(_DATA)]
-        fixed = {name: archive.read(name) for name in names if not name.startswith((_DATA, _OF_ONE_FILE))}
+        data = [(archive.getinfo(name).file_size, _first(archive, name)) for name in sorted(names) if _is_data(name)]
+        fixed = {name: archive.read(name) for name in names if not _is_data(name) and name not in _LEFT_OUT}
     tree = fixed.pop("archive/data.pkl", b"")
-    as_expected = [(len(content), content[:1]) for content in data] == [
-        (size, bytes([number])) for number, size in enumerate(sizes.values())
-    ]
+    as_expected = data == [(size, bytes([number])) for number, size in enumerate(sizes.values())]
     if not as_expected or not tree.startswith(b"\x80\x02}") or not tree.endswith(pickle.STOP):
         raise UnfitError(f"torch {torch.__version__} writes another archive than is known here")
     return tree, fixed
+
+
+def _is_data(name: str) -> bool:
+    return name.startswith(_DATA)
+
+
+def _first(archive: zipfile.ZipFile, name: str) -> bytes:
+    """The first byte of a record."""
+    with archive.open(name) as file:
+        return file.read(1)
 
 
 def _replaced(value: Any, tensors: Iterator[Tensor]) -> Any:

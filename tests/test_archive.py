@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
+import weakref
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils import serialization
 
+from rti_exp import archive
 from rti_exp.archive import LARGEST, PAGE, Image, UnfitError
 
 
@@ -196,6 +200,58 @@ def test_torch_maps_it_from_a_file(tmp_path: Path) -> None:
     memory, size = image.seal()
     (tmp_path / "file.pt").write_bytes(memory[:size])
     assert same(torch.load(tmp_path / "file.pt", weights_only=True, mmap=True), state(1))
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 17, 18, 64])
+@pytest.mark.parametrize("mmap", [False, True])
+def test_torch_reads_it_where_it_works_out_the_places_of_storages(tmp_path: Path, length: int, mmap: bool) -> None:
+    """It can for its own files, whose storages lie elsewhere than here: this one must not pass for such a file."""
+    image, one = (
+        Image(),
+        {"floats": torch.arange(float(length)) + 1, "ints": torch.arange(9), "more": torch.ones(3) > 0},
+    )
+    image.fill(one)
+    memory, size = image.seal()
+    (tmp_path / "file.pt").write_bytes(memory[:size])
+    with serialization.config.patch("load.calculate_storage_offsets", True):  # pyright: ignore[reportAttributeAccessIssue]
+        assert same(torch.load(tmp_path / "file.pt", weights_only=True, mmap=mmap), one)
+
+
+def test_laying_it_out_takes_one_more_copy_and_no_two() -> None:
+    size = 8 * 2**20
+    image, weights = Image(), torch.ones(size // 4)
+    image.fill({"model": [weights]})
+    tracemalloc.start()  # sees Python's memory, not torch's
+    try:
+        image.fill({"model": [weights, 1]})
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * size
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_state_that_does_not_fit_leaves_no_memory_behind() -> None:
+    image = Image()
+    image.fill({"model": torch.ones(8 * 2**18)})
+    places = [weakref.ref(image._memory), *map(weakref.ref, image._views)]
+    with pytest.raises(UnfitError):
+        image.fill({"model": torch.ones(LARGEST // 4 + 1)})
+    assert [place() for place in places] == [None, None]
+    assert not image._storages
+
+
+def test_small_records_of_any_length_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that another version of torch may write."""
+    real = archive._template
+
+    def longer(*args: Any) -> Any:
+        tree, fixed = real(*args)
+        return tree, {**fixed, "archive/more": b"x" * 20_000}
+
+    monkeypatch.setattr(archive, "_template", longer)
+    image = Image()
+    for seed in (1, 2):
+        image.fill(state(seed))
+        assert same(read(image), state(seed))
 
 
 def test_another_archive_than_is_known_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
