@@ -165,9 +165,9 @@ def _open_to_write(path: Path) -> tuple[int, bool]:
     """A new file's descriptor, and whether it is written past the page cache."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
-        return os.open(path, flags | os.O_DIRECT, 0o644), True
+        return os.open(path, flags | os.O_DIRECT, 0o666), True
     except (AttributeError, OSError):  # not every system, and not every file system, has it
-        return os.open(path, flags, 0o644), False
+        return os.open(path, flags, 0o666), False
 
 
 def sync_folder(folder: Path) -> None:

@@ -115,3 +115,16 @@ def test_a_whole_file_is_written_whatever_the_file_system_can(
     assert (tmp_path / "file").read_bytes() == bytes(memory[:size])
     disk.write_whole(tmp_path / "file", memory, size // 2)  # a longer one that is there is replaced
     assert (tmp_path / "file").read_bytes() == bytes(memory[: size // 2])
+
+
+@pytest.mark.parametrize("mask", [0o002, 0o077])
+@pytest.mark.parametrize("weights", [WEIGHTS, WEIGHTS.to_sparse()], ids=["copied", "written at once"])
+def test_who_may_read_and_write_a_checkpoint_is_the_mask_to_say(
+    tmp_path: Path, mask: int, weights: torch.Tensor
+) -> None:
+    before = os.umask(mask)
+    try:
+        path = checkpoints.save_checkpoint(tmp_path, "key", {"iteration": 1, "weights": weights}, previous=0)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
