@@ -57,8 +57,8 @@ class RTIModule(LightningModule):
     Only samples with a signal count as trained; without any, weights and optimizer state stay bit-identical (with
     a KL term, beta > 0, every valid sample has one).
 
-    Metrics go to Lightning's loggers every `log_every_n_steps` RL iterations, with the iteration as x-axis: it survives
-    a resume, which Lightning's own batch count does not.
+    Metrics go to Lightning's loggers every `log_every_n_steps` RL iterations and after the last, with the iteration as
+    x-axis: it survives a resume, which Lightning's own batch count does not.
 
     Args:
         model: The policy; the engine generates with this very object.
@@ -204,7 +204,8 @@ class RTIModule(LightningModule):
         trainer: Any = self.trainer
         trainer.callback_metrics.update(tensors)
         trainer.logged_metrics.update(tensors)
-        if self.iteration % trainer.log_every_n_steps == 0:
+        every = trainer.log_every_n_steps  # 0: never
+        if every and (self.iteration % every == 0 or self.finished):
             for logger in trainer.loggers:
                 logger.log_metrics(logged, step=self.iteration)
                 logger.save()

@@ -268,8 +268,8 @@ def test_the_trainer_has_the_metrics_of_each_iteration() -> None:
     assert module.trainer.callback_metrics["step"] == 3.0
 
 
-@pytest.mark.parametrize(("every", "steps"), [(1, [1, 2, 3]), (2, [2]), (50, [])])
-def test_loggers_get_each_so_many_iterations(every: int, steps: list[int]) -> None:
+@pytest.mark.parametrize(("every", "steps"), [(1, [1, 2, 3]), (2, [2, 3]), (50, [3]), (0, [])])
+def test_loggers_get_each_so_many_iterations_and_the_last(every: int, steps: list[int]) -> None:
     logger = MemoryLogger()
     fit(sampled(run=THREE), logger=logger, log_every_n_steps=every)
     assert [step for step, _ in logger.rows] == steps
