@@ -145,7 +145,8 @@ def seed_everything(config: Config) -> None:
 def keep_freed_memory() -> None:
     """What tensors leave stays with the process for the next ones: glibc would give it back, and get it anew as zeros.
 
-    That was a tenth to a fifth of an update. Of tensors of more than 64 MiB it still does. Elsewhere nothing happens.
+    That was a tenth to a fifth of an update. Of tensors of more than 64 MiB it still does (32 MiB before glibc 2.35,
+    which takes no more, as its mallopt(3) says). Elsewhere nothing happens.
     """
     import ctypes
     import platform
@@ -153,8 +154,9 @@ def keep_freed_memory() -> None:
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)
-    libc.mallopt(_MMAP_THRESHOLD, 2**26)
-    libc.mallopt(_TRIM_THRESHOLD, 2**30)
+    # Without the first, the second would keep glibc from raising the first by itself, and make all slower.
+    if libc.mallopt(_MMAP_THRESHOLD, 2**26) or libc.mallopt(_MMAP_THRESHOLD, 2**25):
+        libc.mallopt(_TRIM_THRESHOLD, 2**30)
 
 
 @contextmanager

@@ -113,6 +113,32 @@ def test_memory_of_tensors_is_used_again() -> None:
     assert faults["given back"] > 20 * faults["kept"]
 
 
+@pytest.mark.parametrize(
+    ("limit", "settings"),
+    [
+        (2**40, [(-3, 2**26), (-1, 2**30)]),
+        (2**25, [(-3, 2**26), (-3, 2**25), (-1, 2**30)]),
+        (0, [(-3, 2**26), (-3, 2**25)]),
+    ],
+    ids=["glibc 2.35", "glibc before 2.35", "none is taken"],
+)
+def test_memory_is_not_kept_by_halves(
+    monkeypatch: pytest.MonkeyPatch, limit: int, settings: list[tuple[int, int]]
+) -> None:
+    """The threshold of trimming set alone would leave each tensor of more than 128 KiB to be given back."""
+    told: list[tuple[int, int]] = []
+
+    class Libc:
+        def mallopt(self, name: int, value: int) -> int:
+            told.append((name, value))
+            return int(name != -3 or value <= limit)
+
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.31"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Libc())
+    keep_freed_memory()
+    assert told == settings
+
+
 def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "libc_ver", lambda: ("musl", "1.2"))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: pytest.fail(f"loaded {name}"))
