@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from rti_exp.batch import Batch
 from rti_exp.models.fused import linear
 from rti_exp.models.head import can_be_chunked, chosen_log_probs, chunked_log_probs
-from rti_exp.models.packed import PackedDecoder
+from rti_exp.models.packed import PackedDecoder, padded
 from rti_exp.models.packing import pack
 from rti_exp.models.qwen import is_plain_qwen3
 
@@ -86,7 +86,8 @@ class TrainedPositions:
             else:
                 weight_VD = cast(nn.Linear, head).weight
                 logits_NV = linear(hidden_ND, weight_VD) if packed else _at_least_float(head(hidden_ND))
-                log_probs_N, entropy_N = chosen_log_probs(logits_NV, targets_N)
+                chosen_N = padded(targets_N) if packed else targets_N
+                log_probs_N, entropy_N = (one[: len(targets_N)] for one in chosen_log_probs(logits_NV, chosen_N))
         zeros_BT = torch.zeros(batch.loss_mask_BT.shape, dtype=log_probs_N.dtype, device=log_probs_N.device)
         return TokenLogProbs(
             log_probs_BT=zeros_BT.index_put((rows_N, columns_N), log_probs_N),
@@ -97,7 +98,9 @@ class TrainedPositions:
         if packed is not None:
             lengths = (batch.lengths_B - 1).tolist()
             packing = pack([row[:length] for row, length in zip(batch.token_ids_BT.tolist(), lengths, strict=True)])
-            return packed(packing, packing.tokens_BT[rows_N, columns_N])
+            chunked = self._parts is not None and can_be_chunked(self._parts[1])
+            tokens_N = packing.tokens_BT[rows_N, columns_N]
+            return packed(packing, tokens_N if chunked else padded(tokens_N))
         assert self._parts is not None
         token_ids_BT = batch.token_ids_BT[:, :-1]
         return self._parts[0](input_ids=token_ids_BT, use_cache=False).last_hidden_state[rows_N, columns_N]

@@ -16,6 +16,14 @@ from rti_exp.models.packed_attention import attention_in_rows, packed_attention,
 from rti_exp.models.packing import Packing
 from rti_exp.models.qwen import PlainQwen3
 
+_STEP = 64
+"""Numbers of tokens are rounded up to it: oneDNN compiles a matmul for each shape, and keeps half a megabyte of it."""
+
+
+def padded(numbers_N: Tensor) -> Tensor:
+    """With zeros behind, up to a multiple of `_STEP`."""
+    return functional.pad(numbers_N, (0, -len(numbers_N) % _STEP))
+
 
 class PackedDecoder(PlainQwen3):
     """Final hidden states of a plain Qwen3 (`rti_exp.models.qwen.is_plain_qwen3`), after its last norm.
@@ -29,8 +37,9 @@ class PackedDecoder(PlainQwen3):
         decoder = self._model.model
         # The padding token's embedding has no gradient, as in the model.
         embedding = decoder.embed_tokens
-        states_ND = functional.embedding(packing.token_ids_N, embedding.weight, embedding.padding_idx)
-        angles_NP = packing.positions_N[:, None].to(states_ND.dtype) * decoder.rotary_emb.inv_freq
+        token_ids_N, positions_N = padded(packing.token_ids_N), padded(packing.positions_N)
+        states_ND = functional.embedding(token_ids_N, embedding.weight, embedding.padding_idx)
+        angles_NP = positions_N[:, None].to(states_ND.dtype) * decoder.rotary_emb.inv_freq
         turn = (angles_NP.cos(), angles_NP.sin())
         for layer in decoder.layers:
             attended_ND = self._attended(layer.self_attn, layer.input_layernorm.weight, states_ND, turn, packing)
@@ -54,4 +63,6 @@ class PackedDecoder(PlainQwen3):
             return packed_attention(heads_NAW, packing, self._heads, self._key_heads)
         # A normed head is at most sqrt(W) long before its weight.
         largest = (query_W.detach().abs().max() * key_W.detach().abs().max()).item() * self._width**0.5
-        return attention_in_rows(heads_NAW, packing, self._heads, self._key_heads, largest_score=largest)
+        count = len(packing.token_ids_N)
+        found_ND = attention_in_rows(heads_NAW[:count], packing, self._heads, self._key_heads, largest_score=largest)
+        return functional.pad(found_ND, (0, 0, 0, len(heads_NAW) - count))

@@ -30,7 +30,7 @@ class _PackedAttention(Function):
     def forward(ctx: Any, heads_NAW: Tensor, packing: Packing, heads: int, key_heads: int) -> Tensor:
         from rti_exp.models.attention_kernels import attend
 
-        made_NHW = heads_NAW.new_empty((len(heads_NAW), heads, heads_NAW.shape[2]))
+        made_NHW = heads_NAW.new_zeros((len(heads_NAW), heads, heads_NAW.shape[2]))
         normalizers_NH = heads_NAW.new_empty((len(heads_NAW), heads))
         ctx.given = (
             packing.rows_R4.numpy(),

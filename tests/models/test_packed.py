@@ -259,3 +259,16 @@ def test_the_weights_of_now_are_read() -> None:
     after = forward(batch).log_probs_BT
     assert (after - before).abs().max() > 1e-2
     torch.testing.assert_close(after.detach(), trained(changed, batch, packed=False)[0], rtol=1e-4, atol=2e-5)
+
+
+def test_shapes_come_again() -> None:
+    """oneDNN compiles a matmul for each shape: tokens, and those that are trained, are rounded up to 64s."""
+    shapes: set[int] = set()
+    model: Any = sharp(128)
+    forward = TrainedPositions(model)
+    times = fused.times_transposed
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fused, "times_transposed", lambda left, right: shapes.add(len(left)) or times(left, right))
+        for length in (5, 40, 64, 66):
+            forward(batch_of([range(3, 3 + length)])).log_probs_BT.sum().backward()
+    assert shapes == {64, 128}
