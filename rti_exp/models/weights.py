@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -12,9 +13,14 @@ def kept_weights(model: nn.Module) -> dict[str, Tensor]:
     state = model.state_dict(keep_vars=True)  # one walk over the modules, which are many
     parameters = [value for value in state.values() if isinstance(value, nn.Parameter)]
     if all(parameter.requires_grad for parameter in parameters):
-        return {name: value.detach() for name, value in state.items()}
+        return {name: _alone(value) for name, value in state.items()}
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return {name: value.detach() for name, value in state.items() if name in trained}
+    return {name: _alone(value) for name, value in state.items() if name in trained}
+
+
+def _alone(value: Any) -> Any:
+    """A tensor without its history; what else a module may keep (`get_extra_state`) as it is."""
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def restore_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:

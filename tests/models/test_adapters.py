@@ -59,6 +59,20 @@ def test_a_whole_model_is_kept_whole():
     assert torch.equal(other(IDS).logits, model(IDS).logits)
 
 
+def test_what_a_module_keeps_beside_its_tensors_is_kept():
+    class Counting(torch.nn.Linear):
+        def get_extra_state(self):
+            return {"calls": 3}
+
+        def set_extra_state(self, state):
+            self.calls = state["calls"]
+
+    first, second = Counting(2, 2), Counting(2, 2)
+    restore_weights(second, kept_weights(first))
+    assert second.calls == 3
+    assert torch.equal(second.weight, first.weight)
+
+
 def test_equal_seeds_give_equal_adapters():
     pytest.importorskip("peft", reason="the extra lora is not installed")
     first, second = (kept_weights(with_adapters(used=False)) for _ in range(2))
