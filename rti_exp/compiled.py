@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,12 +15,20 @@ _ALGEBRA = {"reassoc", "contract", "arcp", "nsz", "afn"}
 log = logging.getLogger(__name__)
 
 
-@functools.cache
+_failed: list[str] = []
+"""What went wrong in this process, if anything did."""
+
+
 def can_compile() -> bool:
     """Whether Numba is there and works; a module that uses `compiled` is imported only then.
 
     It is tried out, once for a process: a Numba that is not for the NumPy beside it says so at its import.
     """
+    return not _failed and _works()
+
+
+@functools.cache
+def _works() -> bool:
     if importlib.util.find_spec("numba") is None:
         return False
     with falling_back() as works:
@@ -36,20 +43,17 @@ def can_compile() -> bool:
 def falling_back() -> Iterator[list[bool]]:
     """For trying out what is compiled: what goes wrong is logged in a line, and nothing stands in the list.
 
-    Compiled code is kept on a disk, which may be full, and what is read from there may be damaged.
+    From then on `can_compile` is false. Compiled code is kept on a disk, which may be full, and what is read from there
+    may be damaged.
     """
     works: list[bool] = []
     try:
         yield works
     except Exception as error:
         works.clear()
-        kept = "" if "NUMBA_CACHE_DIR" not in os.environ else f", kept in {os.environ['NUMBA_CACHE_DIR']}"
-        log.warning(
-            "compiled code%s does not work here (%s: %s): torch's operations are taken instead",
-            kept,
-            type(error).__name__,
-            error,
-        )
+        reason = f"{type(error).__name__}: {error}"
+        _failed.append(reason)
+        log.warning("compiled code does not work here (%s): torch's operations are taken instead", reason)
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:

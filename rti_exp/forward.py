@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rti_exp.batch import Batch
+from rti_exp.compiled import falling_back
 from rti_exp.models.fused import linear
 from rti_exp.models.head import can_be_chunked, chosen_log_probs, chunked_log_probs
 from rti_exp.models.packed import PackedDecoder, padded
@@ -61,7 +62,23 @@ class TrainedPositions:
         if not self._suits():
             return None
         packed = PackedDecoder(self.model)
-        return packed if _gives_the_decoders_states(self.model, packed) else None
+        with falling_back() as works:
+            works.append(_gives_the_decoders_states(self.model, packed) and self._steps_back(packed))
+        if not works:  # compiled code failed; now it is not taken any more
+            works.append(_gives_the_decoders_states(self.model, packed))
+        return packed if works == [True] else None
+
+    @torch.enable_grad()
+    def _steps_back(self, packed: PackedDecoder) -> bool:
+        """Once backward from made-up tokens, so that all that an update takes is compiled; True."""
+        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
+        assert self._parts is not None
+        if trained:
+            packing = pack([list(range(40))])
+            logits_NV = linear(packed(packing, packing.tokens_BT[0]), cast(nn.Linear, self._parts[1]).weight)
+            log_probs_N, _ = chosen_log_probs(logits_NV, packing.token_ids_N)
+            torch.autograd.grad(log_probs_N.sum(), trained, allow_unused=True)
+        return True
 
     def _suits(self) -> bool:
         """Whether the model is, now, one that can be packed."""

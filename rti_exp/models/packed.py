@@ -16,13 +16,16 @@ from rti_exp.models.packed_attention import attention_in_rows, packed_attention,
 from rti_exp.models.packing import Packing
 from rti_exp.models.qwen import PlainQwen3
 
-_STEP = 64
-"""Numbers of tokens are rounded up to it: oneDNN compiles a matmul for each shape, and keeps half a megabyte of it."""
+_SMALLEST_STEP, _STEPS = 64, 8
 
 
 def padded(numbers_N: Tensor) -> Tensor:
-    """With zeros behind, up to a multiple of `_STEP`."""
-    return functional.pad(numbers_N, (0, -len(numbers_N) % _STEP))
+    """With zeros behind: up to a multiple of 64, of 128 from 1,024 on, of 256 from 2,048 on and so forth.
+
+    oneDNN compiles a matmul for each shape, and keeps half a megabyte of it.
+    """
+    step = max(_SMALLEST_STEP, 2 ** (len(numbers_N).bit_length() - 1) // _STEPS)
+    return functional.pad(numbers_N, (0, -len(numbers_N) % step))
 
 
 class PackedDecoder(PlainQwen3):

@@ -291,12 +291,14 @@ def test_compiled_code_that_cannot_be_kept_or_read_is_told_and_done_without(
     def fails(*_arguments: object) -> None:
         raise error
 
+    monkeypatch.setattr("rti_exp.compiled._failed", [])
     monkeypatch.setattr(kernels, "advance", fails)
     engine = LocalEngine(qwen())
     assert isinstance(engine._forward, SlotForward)
     assert [record.getMessage() for record in caplog.records] == [
         f"compiled code does not work here ({type(error).__name__}: {error}): torch's operations are taken instead"
     ]
+    assert not can_compile()
 
 
 def test_draws_are_those_of_the_sampler() -> None:

@@ -272,3 +272,33 @@ def test_shapes_come_again() -> None:
         for length in (5, 40, 64, 66):
             forward(batch_of([range(3, 3 + length)])).log_probs_BT.sum().backward()
     assert shapes == {64, 128}
+
+
+@pytest.mark.parametrize("count, made", [(1, 64), (64, 64), (65, 128), (1024, 1024), (1025, 1152), (2049, 2304)])
+def test_large_numbers_are_rounded_up_by_an_eighth_at_most(count: int, made: int) -> None:
+    found = packed.padded(torch.arange(1, count + 1))
+    assert len(found) == made
+    assert found[:count].tolist() == list(range(1, count + 1))
+    assert not found[count:].any()
+
+
+@pytest.mark.parametrize("step", ["norm", "choose_backward"])
+def test_compiled_code_that_fails_is_told_and_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr("rti_exp.compiled._failed", [])
+    if not can_compile():
+        pytest.skip("Numba does not work here")
+
+    def fails(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fused.kernels(), step, fails)
+    model, batch = sharp(), batch_of(ROWS)
+    found, own = (trained(model, batch, packed=packed_way) for packed_way in (True, False))
+    assert [record.getMessage() for record in caplog.records] == [
+        "compiled code does not work here (OSError: [Errno 28] No space left on device): "
+        "torch's operations are taken instead"
+    ]
+    torch.testing.assert_close(found[0], own[0], rtol=1e-4, atol=2e-5)
