@@ -274,7 +274,7 @@ def test_shapes_come_again() -> None:
     assert shapes == {64, 128}
 
 
-@pytest.mark.parametrize("count, made", [(1, 64), (64, 64), (65, 128), (1024, 1024), (1025, 1152), (2049, 2304)])
+@pytest.mark.parametrize(("count", "made"), [(1, 64), (64, 64), (65, 128), (1024, 1024), (1025, 1152), (2049, 2304)])
 def test_large_numbers_are_rounded_up_by_an_eighth_at_most(count: int, made: int) -> None:
     found = packed.padded(torch.arange(1, count + 1))
     assert len(found) == made
