@@ -19,10 +19,13 @@ from transformers import PreTrainedModel
 
 from rti_exp.engines.flat_cache import FlatCache
 from rti_exp.engines.spans import LOGIT_ROWS, Span, by_span, chosen_log_probs
+from rti_exp.models.matmul import rows_for, times_transposed
 from rti_exp.models.qwen import PlainQwen3
 
 _ROUNDING = 1e-4
 """By how much, in parts of the largest, hidden states may differ from the model's."""
+_MANY_ROWS = 64
+"""From so many on matmuls are oneDNN's, whose calls take longer and whose arithmetic takes half of the time."""
 _KEPT_ROWS = 512
 """Memory of passes over up to so many tokens is kept for the next: decode steps are many and short."""
 
@@ -52,20 +55,21 @@ class _Layer:
 
 
 class _Scratch:
-    """What a pass over `count` tokens writes between its matmuls; one set serves all layers.
+    """What a pass over so many tokens writes around its matmuls; one set serves all layers.
 
     Args:
-        memory: at least as many rows of its parts, side by side.
+        rows: of the tokens, and of padding behind them.
+        memory: at least as many rows of its parts.
+        width: of a head.
     """
 
-    def __init__(self, count: int, memory: tuple[Tensor, ...], *, heads: int, key_heads: int, width: int) -> None:
-        self.normed, projected, self.found, both, self.gated = (part[:count] for part in memory)
-        queries, keys = heads * width, key_heads * width
-        self.query, self.key, self.value = projected.split([queries, keys, keys], dim=1)
-        self.gate, self.up = both.chunk(2, dim=1)
-        self.normed_array, self.gated_array, self.both_array = (one.numpy() for one in (self.normed, self.gated, both))
-        self.heads_array = projected.view(count, heads + 2 * key_heads, width).numpy()
-        self.found_array = self.found.view(count, heads, width).numpy()
+    def __init__(self, rows: int, memory: tuple[Tensor, ...], width: int) -> None:
+        parts = [part[:rows] for part in memory]
+        self.normed, self.query, self.key, self.value, self.found, self.gate, self.up, self.gated = parts
+        arrays = [part.numpy() for part in parts]
+        self.normed_array, self.gate_array, self.up_array, self.gated_array = (arrays[n] for n in (0, 5, 6, 7))
+        self.heads = tuple(_heads_of(part, width) for part in parts[1:4])
+        self.found_heads = _heads_of(self.found, width)
 
 
 class FlatForward(PlainQwen3):
@@ -125,8 +129,7 @@ class FlatForward(PlainQwen3):
         self, cache: FlatCache, tokens_B: Tensor, slots_B: Tensor, positions_B: Tensor, visible: int
     ) -> Tensor:
         """[B, V] after these tokens, each in a slot of its own."""
-        hidden_BD = self._hidden(cache, tokens_B, slots_B, positions_B, torch.arange(len(tokens_B)))
-        return self._model.lm_head(hidden_BD)
+        return self._logits(self._hidden(cache, tokens_B, slots_B, positions_B, torch.arange(len(tokens_B))))
 
     def feed(self, cache: FlatCache, spans: Sequence[Span], *, max_tokens: int) -> list[tuple[float, ...]]:
         """Feed all spans, in passes of at most `max_tokens` tokens; the wanted log-probs, in their order."""
@@ -148,8 +151,15 @@ class FlatForward(PlainQwen3):
             hidden_MD = self._hidden(cache, tokens_N, slots_N, positions_N, rows_M)
             for chunk_MD in hidden_MD.split(LOGIT_ROWS):
                 chosen = targets[len(values) : len(values) + len(chunk_MD)]
-                values += chosen_log_probs(self._model.lm_head(chunk_MD), chosen)
+                values += chosen_log_probs(self._logits(chunk_MD), chosen)
         return by_span(spans, values)
+
+    def _logits(self, hidden_ND: Tensor) -> Tensor:
+        count, weight_VD = len(hidden_ND), self._model.lm_head.weight.detach()
+        if count < _MANY_ROWS:
+            return hidden_ND @ weight_VD.T
+        rows = rows_for(count, least=32, parts=4)
+        return times_transposed(functional.pad(hidden_ND, (0, 0, 0, rows - count)), weight_VD)[:count]
 
     def agrees(self) -> bool:
         """Whether the model's own forward pass gives the same: two rows of five tokens, then a sixth."""
@@ -180,32 +190,42 @@ class FlatForward(PlainQwen3):
             raise IndexError("tokens beyond the cache")  # compiled steps do not look
         self._prepare(cache.length)
         decoder, kernels, epsilon = self._model.model, self._kernels, self._epsilon
-        states_ND = functional.embedding(tokens_N, decoder.embed_tokens.weight)
-        states, scratch = states_ND.numpy(), self._scratch(len(tokens_N))
+        states_ND = functional.embedding(_padded(tokens_N), decoder.embed_tokens.weight)
+        scratch = self._scratch(len(states_ND))
         for index, layer in enumerate(self._layers):
-            kernels.norm(states, layer.first_norm, epsilon, scratch.normed_array)
-            torch.mm(scratch.normed, layer.query, out=scratch.query)
-            torch.mm(scratch.normed, layer.key, out=scratch.key)
-            torch.mm(scratch.normed, layer.value, out=scratch.value)
-            heads, where = (
-                scratch.heads_array,
-                (slots, positions, cache.keys[index].numpy(), cache.values[index].numpy()),
-            )
-            kernels.store(heads, layer.query_norm, layer.key_norm, self._cosine_LP, self._sine_LP, epsilon, *where)
+            kernels.norm(states_ND.numpy(), layer.first_norm, epsilon, scratch.normed_array)
+            queries, keys, values = self._projected(layer, scratch)
+            where = slots, positions, cache.keys[index].numpy(), cache.values[index].numpy()
+            norms, angles = (layer.query_norm, layer.key_norm), (self._cosine_LP, self._sine_LP)
+            kernels.store(queries, keys, values, *norms, *angles, epsilon, *where)
             if index == len(self._layers) - 1 and len(rows_M) < len(rows):  # the others' work is done
-                rows, scratch = rows_M.numpy(), self._scratch(len(rows_M))
-                states_ND = states_ND.index_select(0, rows_M)
-                states = states_ND.numpy()
-            kernels.attend(heads, rows, self._width**-0.5, *where, self._scores, self._powers, scratch.found_array)
-            states_ND.addmm_(scratch.found, layer.out)
-            kernels.norm(states, layer.second_norm, epsilon, scratch.normed_array)
-            torch.mm(scratch.normed, layer.gate, out=scratch.gate)
-            torch.mm(scratch.normed, layer.up, out=scratch.up)
-            kernels.gate(scratch.both_array, scratch.gated_array, self._powers)
-            states_ND.addmm_(scratch.gated, layer.down)
+                rows, states_ND = rows_M.numpy(), states_ND.index_select(0, _padded(rows_M))
+                scratch = self._scratch(len(states_ND))
+            kernels.attend(queries, rows, self._width**-0.5, *where, self._scores, self._powers, scratch.found_heads)
+            _add_product(states_ND, scratch.found, layer.out)
+            kernels.norm(states_ND.numpy(), layer.second_norm, epsilon, scratch.normed_array)
+            kernels.gate(*self._gates(layer, scratch), scratch.gated_array, self._powers)
+            _add_product(states_ND, scratch.gated, layer.down)
         made_ND = torch.empty_like(states_ND)
-        kernels.norm(states, _array(decoder.norm), epsilon, made_ND.numpy())
-        return made_ND
+        kernels.norm(states_ND.numpy(), _array(decoder.norm), epsilon, made_ND.numpy())
+        return made_ND[: len(rows)]
+
+    def _projected(self, layer: _Layer, scratch: _Scratch) -> tuple[np.ndarray, ...]:
+        """Queries, keys and values, [rows, heads, W] each."""
+        if len(scratch.normed) >= _MANY_ROWS:
+            weights = layer.query, layer.key, layer.value
+            return tuple(_heads_of(times_transposed(scratch.normed, one.T), self._width) for one in weights)
+        torch.mm(scratch.normed, layer.query, out=scratch.query)
+        torch.mm(scratch.normed, layer.key, out=scratch.key)
+        torch.mm(scratch.normed, layer.value, out=scratch.value)
+        return scratch.heads
+
+    def _gates(self, layer: _Layer, scratch: _Scratch) -> tuple[np.ndarray, ...]:
+        if len(scratch.normed) >= _MANY_ROWS:
+            return tuple(times_transposed(scratch.normed, one.T).numpy() for one in (layer.gate, layer.up))
+        torch.mm(scratch.normed, layer.gate, out=scratch.gate)
+        torch.mm(scratch.normed, layer.up, out=scratch.up)
+        return scratch.gate_array, scratch.up_array
 
     def _prepare(self, length: int) -> None:
         """Angles and scratch for so many positions."""
@@ -216,23 +236,43 @@ class FlatForward(PlainQwen3):
         self._powers = np.empty(max(length, self._model.config.intermediate_size), np.int32)
         self._scores = np.empty(length, np.float32)  # last: its length says that all are there
 
-    def _scratch(self, count: int) -> _Scratch:
-        if count in self._scratches:
-            return self._scratches[count]
-        sizes = {"heads": self._heads, "key_heads": self._key_heads, "width": self._width}
-        if count > _KEPT_ROWS:
-            return _Scratch(count, self._memory(count), **sizes)
-        if count > len(self._kept[0]):
-            self._kept = self._memory(min(2 * count, _KEPT_ROWS))
+    def _scratch(self, rows: int) -> _Scratch:
+        if rows in self._scratches:
+            return self._scratches[rows]
+        if rows > _KEPT_ROWS:
+            return _Scratch(rows, self._memory(rows), self._width)
+        if rows > len(self._kept[0]):
+            self._kept = self._memory(min(2 * rows, _KEPT_ROWS))
             self._scratches.clear()
-        made = self._scratches[count] = _Scratch(count, self._kept, **sizes)
+        made = self._scratches[rows] = _Scratch(rows, self._kept, self._width)
         return made
 
     def _memory(self, rows: int) -> tuple[Tensor, ...]:
-        config, queries = self._model.config, self._heads * self._width
-        projected, inner = queries + 2 * self._key_heads * self._width, config.intermediate_size
-        sizes = config.hidden_size, projected, queries, 2 * inner, inner
-        return tuple(torch.empty(rows, size, dtype=torch.float32, device="cpu") for size in sizes)
+        config, queries, keys = self._model.config, self._heads * self._width, self._key_heads * self._width
+        inner = config.intermediate_size
+        sizes = config.hidden_size, queries, keys, keys, queries, inner, inner, inner
+        # Zeros: padding is computed like the rest, and numbers out of range would make that slow.
+        return tuple(torch.zeros(rows, size, dtype=torch.float32, device="cpu") for size in sizes)
+
+
+def _padded(numbers_N: Tensor) -> Tensor:
+    """With zeros behind, where matmuls are oneDNN's."""
+    count = len(numbers_N)
+    if count < _MANY_ROWS:
+        return numbers_N
+    return functional.pad(numbers_N, (0, rows_for(count, least=32, parts=4) - count))
+
+
+def _add_product(sums_NC: Tensor, states_NK: Tensor, weight_KC: Tensor) -> None:
+    if len(states_NK) < _MANY_ROWS:
+        sums_NC.addmm_(states_NK, weight_KC)
+    else:
+        sums_NC.add_(times_transposed(states_NK, weight_KC.T))
+
+
+def _heads_of(states_NC: Tensor, width: int) -> np.ndarray:
+    """[N, heads, W]."""
+    return states_NC.view(len(states_NC), states_NC.shape[1] // width, width).numpy()
 
 
 def _turned(module: Any) -> Tensor:

@@ -58,15 +58,15 @@ def norm(states_ND: Array, weight_D: Array, epsilon: float, made_ND: Array) -> N
 
 
 @compiled
-def gate(gate_and_up_NF: Array, made_NF: Array, powers: Array) -> None:
-    """silu(first half of the columns) * second half into `made_NF`; `powers`: int32 scratch, one for each column."""
-    half = made_NF.shape[1]
+def gate(gates_NF: Array, ups_NF: Array, made_NF: Array, powers: Array) -> None:
+    """silu(gate) * up into `made_NF`; `powers`: int32 scratch, one for each column."""
+    columns = made_NF.shape[1]
     for n in range(len(made_NF)):
-        gates, ups, made = gate_and_up_NF[n, :half], gate_and_up_NF[n, half:], made_NF[n]
-        for f in range(half):
+        gates, ups, made = gates_NF[n], ups_NF[n], made_NF[n]
+        for f in range(columns):
             made[f] = -gates[f]
-        exponentials(made, powers, half)
-        for f in range(half):
+        exponentials(made, powers, columns)
+        for f in range(columns):
             made[f] = gates[f] * ups[f] / (_F(1.0) + made[f])
 
 
@@ -129,7 +129,9 @@ def _weighted(weights_L: Array, values_LW: Array, count: int, made_W: Array) -> 
 
 @compiled
 def store(
-    heads_NAW: Array,
+    queries_NHW: Array,
+    keys_NKW: Array,
+    values_NKW: Array,
     query_norm_W: Array,
     key_norm_W: Array,
     cosine_LP: Array,
@@ -143,22 +145,20 @@ def store(
     """Norm and rotate each token's queries and keys in place, and put its keys and values where it stands.
 
     Args:
-        heads_NAW: queries, keys and values of each token, as projected.
+        queries_NHW, keys_NKW, values_NKW: as projected; H is a multiple of K. Rows behind the N tokens are padding.
         query_norm_W, key_norm_W: weights of the heads' norms.
         cosine_LP, sine_LP: of each position's angles, P = W / 2.
         epsilon: of the norms.
         slots_N, positions_N: where each token stands.
-        keys, values: this layer's, [slots, key heads, W, length] and [slots, key heads, length, W].
+        keys, values: this layer's, [slots, K, W, length] and [slots, K, length, W].
     """
-    key_heads = keys.shape[1]
-    heads = heads_NAW.shape[1] - 2 * key_heads
-    for n in range(len(heads_NAW)):
+    for n in range(len(slots_N)):
         slot, position = slots_N[n], positions_N[n]
         cosine, sine = cosine_LP[position], sine_LP[position]
-        for h in range(heads):
-            _turned(heads_NAW[n, h], query_norm_W, cosine, sine, epsilon)
-        for k in range(key_heads):
-            key, value = heads_NAW[n, heads + k], heads_NAW[n, heads + key_heads + k]
+        for h in range(queries_NHW.shape[1]):
+            _turned(queries_NHW[n, h], query_norm_W, cosine, sine, epsilon)
+        for k in range(keys_NKW.shape[1]):
+            key, value = keys_NKW[n, k], values_NKW[n, k]
             _turned(key, key_norm_W, cosine, sine, epsilon)
             for d in range(len(key)):
                 keys[slot, k, d, position] = key[d]
@@ -167,7 +167,7 @@ def store(
 
 @compiled
 def attend(
-    heads_NAW: Array,
+    queries_NHW: Array,
     rows_M: Array,
     scaling: float,
     slots_N: Array,
@@ -181,7 +181,7 @@ def attend(
     """softmax(q k^T * scaling) v of the tokens `rows_M`, over their slots up to their own positions.
 
     Args:
-        heads_NAW: queries first, as `store` left them.
+        queries_NHW: as `store` left them.
         rows_M: which of the N tokens.
         scaling: of the scores.
         slots_N, positions_N, keys, values: as of `store`, with all that these tokens see stored.
@@ -195,7 +195,7 @@ def attend(
         slot, count = slots_N[n], positions_N[n] + 1
         for h in range(heads):
             made_W = made_MHW[m, h]
-            _scores(heads_NAW[n, h], keys[slot, h // group], scaling, scores, count)
+            _scores(queries_NHW[n, h], keys[slot, h // group], scaling, scores, count)
             largest = scores[0]
             for j in range(count):
                 largest = max(largest, scores[j])

@@ -15,6 +15,15 @@ _FEWEST_ROWS = 16
 """Below, a call's own cost is more than what is gained."""
 
 
+def rows_for(count: int, *, least: int, parts: int) -> int:
+    """`count` rounded up, by a `parts`-th at most or to a multiple of `least`.
+
+    oneDNN compiles a matmul for each shape, and keeps half a megabyte of it: shapes should come again.
+    """
+    step = max(least, 2 ** (count.bit_length() - 1) // parts)
+    return count + -count % step
+
+
 def times_transposed(left_NK: Tensor, right_CK: Tensor) -> Tensor:
     """left @ right^T, [N, C]."""
     if not _by_onednn(left_NK, right_CK):

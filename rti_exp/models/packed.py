@@ -12,20 +12,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from rti_exp.models.fused import gated, linear, normed_linear, turned_heads
+from rti_exp.models.matmul import rows_for
 from rti_exp.models.packed_attention import attention_in_rows, packed_attention, takes
 from rti_exp.models.packing import Packing
 from rti_exp.models.qwen import PlainQwen3
 
-_SMALLEST_STEP, _STEPS = 64, 8
-
 
 def padded(numbers_N: Tensor) -> Tensor:
-    """With zeros behind: up to a multiple of 64, of 128 from 1,024 on, of 256 from 2,048 on and so forth.
-
-    oneDNN compiles a matmul for each shape, and keeps half a megabyte of it.
-    """
-    step = max(_SMALLEST_STEP, 2 ** (len(numbers_N).bit_length() - 1) // _STEPS)
-    return functional.pad(numbers_N, (0, -len(numbers_N) % step))
+    """With zeros behind: up to a multiple of 64, of 128 from 1,024 on, of 256 from 2,048 on and so forth."""
+    return functional.pad(numbers_N, (0, rows_for(len(numbers_N), least=64, parts=8) - len(numbers_N)))
 
 
 class PackedDecoder(PlainQwen3):

@@ -76,6 +76,21 @@ def test_a_width_that_is_no_multiple_of_eight() -> None:
     assert_alike(answers(LocalEngine(model), sampling), answers(LocalEngine(model, compiled=False), sampling))
 
 
+def test_many_rows_are_padded_for_their_matmuls() -> None:
+    """77 rows decode as 96, and as fewer when they end; prefill and scoring of 70 and more tokens too."""
+    model = qwen()
+    sampling = Sampling(max_tokens=6, stop_ids=tuple(range(20, 45)))
+    engine, other = LocalEngine(model), LocalEngine(model, compiled=False)
+    requests = [GenerateRequest(prompt_ids=(3, 4, n), sampling=sampling, seed=n) for n in range(77)]
+    found, own = engine.generate(requests), other.generate(requests)
+    assert [one.token_ids for one in found] == [one.token_ids for one in own]
+    for one, expected in zip(found, own, strict=True):
+        assert one.log_probs == pytest.approx(expected.log_probs, abs=1e-4)
+    asked = [ScoreRequest(prompt_ids=(5, n), token_ids=tuple(range(3, 20))) for n in range(9)]
+    for one, expected in zip(engine.score(asked), other.score(asked), strict=True):
+        assert one == pytest.approx(expected, abs=1e-4)
+
+
 def test_a_row_is_as_long_in_any_batch() -> None:
     """Limits of their own, and rows that leave early."""
     model = qwen()
@@ -179,7 +194,7 @@ def test_norm_and_gate_by_hand() -> None:
     kernels.norm(np.array([[3, 4]], np.float32), np.array([2, 10], np.float32), 0.0, made)
     rms = math.sqrt((9 + 16) / 2)
     assert made[0].tolist() == pytest.approx([6 / rms, 40 / rms], rel=1e-6)
-    kernels.gate(np.array([[0, 2, 7, -3]], np.float32), made, np.empty(2, np.int32))
+    kernels.gate(*np.array([[[0, 2]], [[7, -3]]], np.float32), made, np.empty(2, np.int32))
     assert made[0].tolist() == pytest.approx([0, -3 * 2 / (1 + math.exp(-2))], rel=1e-6)
 
 
@@ -191,14 +206,16 @@ def test_attention_by_hand() -> None:
     keys[:], values[:] = np.nan, np.nan  # what lies beyond a token's position is not read
     ones, no_angle = np.ones(2, np.float32), np.zeros((64, 1), np.float32)
     root = math.sqrt(2)  # a norm makes (x, 0) (root 2, 0)
-    heads = np.array([[[9, 0], [5, 0], [1, 2]], [[4, 0], [7, 0], [10, 20]], [[4, 0], [0, 7], [30, 40]]], np.float32)
+    queries = np.array([[[9, 0]], [[4, 0]], [[4, 0]]], np.float32)
+    new_keys = np.array([[[5, 0]], [[7, 0]], [[0, 7]]], np.float32)
+    new_values = np.array([[[1, 2]], [[10, 20]], [[30, 40]]], np.float32)
     where = np.array([0, 1, 1]), np.array([0, 0, 1]), keys, values
-    kernels.store(heads, ones, ones, no_angle + 1, no_angle, 0.0, *where)
-    assert heads[1].tolist() == [pytest.approx([root, 0]), pytest.approx([root, 0]), [10, 20]]
+    kernels.store(queries, new_keys, new_values, ones, ones, no_angle + 1, no_angle, 0.0, *where)
+    assert queries[1].tolist() == [pytest.approx([root, 0])]
     assert keys[1, 0, :, :2].tolist() == [pytest.approx([root, 0]), pytest.approx([0, root])]
     assert values[1, 0, :2].tolist() == [[10, 20], [30, 40]]
     made = np.empty((2, 1, 2), np.float32)
-    kernels.attend(heads, np.array([2, 0]), 1.5, *where, np.empty(64, np.float32), np.empty(64, np.int32), made)
+    kernels.attend(queries, np.array([2, 0]), 1.5, *where, np.empty(64, np.float32), np.empty(64, np.int32), made)
     share = math.exp(3) / (math.exp(3) + 1)
     assert made[0, 0].tolist() == pytest.approx(
         [10 * share + 30 * (1 - share), 20 * share + 40 * (1 - share)], rel=1e-6
@@ -210,12 +227,13 @@ def test_a_head_is_turned_by_its_angle() -> None:
     """A quarter turn at position 1: (x1, x2) becomes (-x2, x1)."""
     cache = FlatCache(layers=1, key_heads=1, width=2)
     cache.make_room(1, 2, most_slots=1)
-    heads = np.array([[[1, 7], [1, -1], [0, 0]]], np.float32)
+    queries, new_keys = np.array([[[1, 7]]], np.float32), np.array([[[1, -1]]], np.float32)
     cosine, sine = np.array([[1], [0]], np.float32), np.array([[0], [1]], np.float32)
     where = np.array([0]), np.array([1]), cache.keys[0].numpy(), cache.values[0].numpy()
     weight = np.array([1, 2], np.float32)
-    kernels.store(heads, weight, weight, cosine, sine, 0.0, *where)
-    assert heads[0, :2].tolist() == [pytest.approx([-14 / 5, 1 / 5]), pytest.approx([2, 1])]
+    kernels.store(queries, new_keys, np.zeros((1, 1, 2), np.float32), weight, weight, cosine, sine, 0.0, *where)
+    assert queries[0].tolist() == [pytest.approx([-14 / 5, 1 / 5])]
+    assert new_keys[0].tolist() == [pytest.approx([2, 1])]
 
 
 def test_rows_are_copied_and_the_cache_grows(monkeypatch: pytest.MonkeyPatch) -> None:
