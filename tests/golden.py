@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rti_exp import job
+from rti_exp.compiled import can_compile
 from rti_exp.composing import composed
 from rti_exp.config import check
 from rti_exp.metrics import is_timing
@@ -40,6 +42,7 @@ def machine() -> dict[str, str]:
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "torch": str(torch.__version__),
+        "numba": version("numba") if can_compile() else "none",
         "cpu": models[0].partition(":")[2].strip() if models else "unknown",
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
