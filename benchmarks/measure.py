@@ -34,6 +34,22 @@ def matmul_rate(device: str = "cpu") -> float:
     return best
 
 
+def onednn_rate() -> float:
+    """The same on the CPU by oneDNN, which torch takes for other dtypes only (`rti_exp.models.matmul`)."""
+    import torch
+
+    from rti_exp.models.matmul import times_transposed
+
+    side, count, best = 512, 20, 0.0
+    a, b = torch.randn(side, side), torch.randn(side, side)
+    for _ in range(5):
+        started = time.perf_counter()
+        for _ in range(count):
+            times_transposed(a, b)
+        best = max(best, count * 2 * side**3 / (time.perf_counter() - started))
+    return best
+
+
 def finish(device: str) -> None:
     """Wait for what a GPU has still to do."""
     if device != "cpu":

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from fixed_work import endless_turns, keys, save_model
-from measure import experiment, machine, matmul_rate, median, table
+from measure import experiment, machine, matmul_rate, median, onednn_rate, table
 from pytorch_lightning import Callback
 
 ONCE = "update, shared tokens once"
@@ -219,7 +219,8 @@ def main() -> None:
         endless_turns()
         rows["fixed length"] = measured([*keys(Path(folder)), *shared], counts)
     rate = median([row["rate"] for found in rows.values() for row in found])
-    print(f"{machine()}; one thread, matmul {rate / 1e9:.0f} GFLOP/s; {options.tasks} x 8\n")
+    rates = f"matmul {rate / 1e9:.0f} GFLOP/s (oneDNN's {onednn_rate() / 1e9:.0f})"
+    print(f"{machine()}; one thread, {rates}; {options.tasks} x 8\n")
     columns = ("work", "phase", "tokens computed", "seconds", "floor", "over the floor", "utilisation")
     print(table(columns, [line for name, found in rows.items() for line in phase_rows(name, found)]) + "\n")
     print(comparison(rows["GRPO"], rows["RTI"]))
