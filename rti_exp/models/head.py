@@ -130,7 +130,9 @@ class _ChosenLogProbs(torch.autograd.Function):
 
     @staticmethod
     def _compiled(ctx: Any, logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-        targets_N = targets_N.contiguous()
+        targets_N, vocabulary = targets_N.contiguous(), logits_NV.shape[1]
+        if len(targets_N) and not 0 <= int(targets_N.min()) <= int(targets_N.max()) < vocabulary:
+            raise IndexError(f"a token beyond the vocabulary of {vocabulary}")  # compiled steps do not look
         made = (*(logits_NV.new_empty(len(logits_NV)) for _ in range(2)), torch.empty_like(logits_NV))
         kernels().choose(logits_NV.detach().numpy(), targets_N.numpy(), *(one.numpy() for one in made))
         ctx.save_for_backward(made[2], targets_N)

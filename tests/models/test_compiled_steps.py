@@ -87,6 +87,12 @@ def test_probabilities_that_vanish() -> None:
     assert entropy.tolist() == pytest.approx([0.0, 0.0], abs=1e-30)
 
 
+@pytest.mark.parametrize("beyond", [-1, 3, 10**6])
+def test_a_token_that_is_none_is_refused(beyond: int) -> None:
+    with pytest.raises(IndexError, match="a token beyond the vocabulary of 3"):
+        chosen_log_probs(torch.zeros(2, 3), torch.tensor([0, beyond]))
+
+
 def by_formula(heads_NAW: Tensor, rows: list[list[int]], heads: int, key_heads: int) -> Tensor:
     """Each token of each row from softmax over its own row; rows that begin alike give a token the same result."""
     packing = pack(rows)
