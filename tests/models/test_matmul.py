@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rti_exp.models import matmul
@@ -13,7 +16,8 @@ from rti_exp.models.matmul import times_transposed, transposed_times
 @pytest.mark.parametrize("rows", [1, 15, 16, 200])
 @pytest.mark.parametrize("onednn", [True, False])
 def test_products_of_whole_numbers_are_exact(monkeypatch: pytest.MonkeyPatch, rows: int, onednn: bool) -> None:
-    monkeypatch.setattr(matmul, "_ONEDNN", matmul._ONEDNN and onednn)
+    works = matmul._works()
+    monkeypatch.setattr(matmul, "_works", lambda: works and onednn)
     torch.manual_seed(0)
     left, right = torch.randint(-9, 9, (rows, 24)).float(), torch.randint(-9, 9, (40, 24)).float()
     expected = (left.double() @ right.double().T).float()
@@ -43,3 +47,43 @@ def test_not_a_number_stays() -> None:
     left[7, 2] = torch.nan
     assert times_transposed(left, torch.ones(3, 4)).isnan().any(1).nonzero().flatten().tolist() == [7]
     assert transposed_times(torch.ones(20, 3), left).isnan().any(0).nonzero().flatten().tolist() == [2]
+
+
+@pytest.fixture
+def not_tried_out() -> Iterator[None]:
+    matmul._works.cache_clear()
+    yield
+    matmul._works.cache_clear()
+
+
+@pytest.mark.usefixtures("not_tried_out")
+@pytest.mark.parametrize("name", ["_times_transposed", "_transposed_times"])
+@pytest.mark.parametrize(
+    "error", [AttributeError("no such operator"), RuntimeError("expected 5 arguments\nDeclared: 6")]
+)
+def test_a_torch_that_has_them_otherwise_is_told_in_a_line_and_its_own_are_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, error: Exception
+) -> None:
+    def other(left: Tensor, right: Tensor) -> Tensor:
+        raise error
+
+    monkeypatch.setattr(matmul, name, other)
+    left = torch.tensor([[1.0, 2.0]] * 16)
+    assert times_transposed(left, torch.tensor([[3.0, 4.0]])).tolist() == [[11.0]] * 16
+    assert transposed_times(left, left).tolist() == [[16.0, 32.0], [32.0, 64.0]]
+    (line,) = caplog.messages
+    assert line.startswith("oneDNN's matmuls do not work here")
+    assert "\n" not in line
+
+
+@pytest.mark.usefixtures("not_tried_out")
+def test_wrong_numbers_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "_transposed_times", lambda left, right: left.T @ right + 1)
+    left = torch.ones(16, 2)
+    assert transposed_times(left, left).tolist() == [[16.0, 16.0]] * 2
+
+
+@pytest.mark.usefixtures("not_tried_out")
+def test_it_works_here_in_inference_mode_too() -> None:
+    with torch.inference_mode():
+        assert matmul._works()
