@@ -62,11 +62,12 @@ class TrainedPositions:
         if not self._suits():
             return None
         packed = PackedDecoder(self.model)
-        with falling_back() as works:
-            works.append(_gives_the_decoders_states(self.model, packed) and self._steps_back(packed))
-        if not works:  # compiled code failed; now it is not taken any more
-            works.append(_gives_the_decoders_states(self.model, packed))
-        return packed if works == [True] else None
+        for _ in range(2):  # compiled code that failed is not taken any more
+            with falling_back() as works:
+                works.append(_gives_the_decoders_states(self.model, packed) and self._steps_back(packed))
+            if works:
+                return packed if works == [True] else None
+        return None
 
     @torch.enable_grad()
     def _steps_back(self, packed: PackedDecoder) -> bool:
@@ -74,7 +75,8 @@ class TrainedPositions:
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]
         assert self._parts is not None
         if trained:
-            packing = pack([list(range(40))])
+            vocabulary = self.model.config.get_text_config().vocab_size
+            packing = pack([[place % vocabulary for place in range(40)]])
             logits_NV = linear(packed(packing, packing.tokens_BT[0]), cast(nn.Linear, self._parts[1]).weight)
             log_probs_N, _ = chosen_log_probs(logits_NV, packing.token_ids_N)
             torch.autograd.grad(log_probs_N.sum(), trained, allow_unused=True)

@@ -302,3 +302,18 @@ def test_compiled_code_that_fails_is_told_and_done_without(
         "torch's operations are taken instead"
     ]
     torch.testing.assert_close(found[0], own[0], rtol=1e-4, atol=2e-5)
+
+
+def test_what_fails_without_compiled_code_too_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rti_exp.compiled._failed", [])
+
+    def fails(*_arguments: object) -> Tensor:
+        raise RuntimeError("no such operator")
+
+    monkeypatch.setattr(fused, "transposed_times", fails)  # backward only
+    assert not TrainedPositions(tiny_model()).packs
+
+
+def test_a_small_vocabulary_is_tried_out_too(caplog: pytest.LogCaptureFixture) -> None:
+    assert TrainedPositions(tiny_model(vocab_size=30)).packs
+    assert caplog.messages == []
