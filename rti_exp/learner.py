@@ -360,7 +360,10 @@ class RTIModule(LightningModule):
         if self._sharded is not None:
             weights, moments = sharded_state(state, self.model, optimizer.param_groups[0]["params"])
         restore_weights(self.model, weights)
-        optimizer.load_state_dict(moments)
+        # How a step is computed is this process's to say, not that of the one which kept the state.
+        own = {name: optimizer.param_groups[0][name] for name in ("fused", "foreach")}
+        groups = [{**group, **own} for group in moments["param_groups"]]
+        optimizer.load_state_dict({**moments, "param_groups": groups})
         if self._sharded is not None:
             self._sharded.fill()
         self.iteration = state["iteration"]

@@ -102,6 +102,19 @@ def test_the_same_seed_gives_the_same_bits(make: Any) -> None:
     assert not equal_weights(weights(first), weights(other))
 
 
+@pytest.mark.parametrize("kept", [None, True])
+def test_a_state_is_gone_on_from_in_this_processs_way(kept: bool | None) -> None:
+    """It may come from before steps were fused, or from a process of another kind."""
+    module = fit(sampled(run=ONE))
+    state = module.training_state()
+    (settings,) = state["optimizer"]["param_groups"]
+    assert settings["fused"] is True
+    settings["fused"] = kept
+    module.restore_training_state(state)
+    assert [one["fused"] for one in optimizer_of(module)["param_groups"]] == [True]
+    assert equal_states(optimizer_of(module)["state"], state["optimizer"]["state"])
+
+
 def test_token_counts() -> None:
     module = fit(acted(run=ONE))
     metrics, groups = module.last_metrics, module.last_groups
