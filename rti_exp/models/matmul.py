@@ -44,7 +44,7 @@ def _by_onednn(left: Tensor, right: Tensor) -> bool:
         type(one) in (Tensor, Parameter) and one.dtype is torch.float32 and one.device.type == "cpu"
         for one in (left, right)
     )
-    return plain and len(left) >= _FEWEST_ROWS and right.numel() > 0 and _works()
+    return plain and len(left) >= _FEWEST_ROWS and right.numel() > 0 and torch.backends.mkldnn.enabled and _works()
 
 
 def _times_transposed(left_NK: Tensor, right_CK: Tensor) -> Tensor:

@@ -83,6 +83,15 @@ def test_wrong_numbers_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert transposed_times(left, left).tolist() == [[16.0, 16.0]] * 2
 
 
+def test_onednn_switched_off_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_times_transposed", "_transposed_times"):
+        monkeypatch.setattr(matmul, name, lambda left, right: pytest.fail("taken"))
+    left = torch.tensor([[1.0, 2.0]] * 16)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert times_transposed(left, torch.tensor([[3.0, 4.0]])).tolist() == [[11.0]] * 16
+        assert transposed_times(left, left).tolist() == [[16.0, 32.0], [32.0, 64.0]]
+
+
 @pytest.mark.usefixtures("not_tried_out")
 def test_it_works_here_in_inference_mode_too() -> None:
     with torch.inference_mode():
