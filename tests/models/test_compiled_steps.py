@@ -87,6 +87,26 @@ def test_probabilities_that_vanish() -> None:
     assert entropy.tolist() == pytest.approx([0.0, 0.0], abs=1e-30)
 
 
+def test_the_largest_logit_need_not_be_the_first() -> None:
+    logits = torch.tensor([[0.0, 200.0, -50.0]] * 2, requires_grad=True)
+    log_probs, entropy = chosen_log_probs(logits, torch.tensor([0, 1]))
+    assert log_probs.tolist() == [-200.0, 0.0]
+    assert entropy.tolist() == pytest.approx([0.0, 0.0], abs=1e-30)
+    log_probs.sum().backward()
+    assert logits.grad is not None
+    assert logits.grad[0].tolist() == pytest.approx([1.0, -1.0, 0.0])
+
+
+def test_a_gate_far_from_zero_is_shut_or_open() -> None:
+    """silu(-200) is -3e-85, silu(200) is 200; their slopes are 0 and 1."""
+    states = torch.tensor([[-200.0, 200.0, 3.0, 5.0]], requires_grad=True)
+    made = gated(states)
+    assert made[0].tolist() == pytest.approx([0.0, 1000.0], abs=1e-30)
+    made.sum().backward()
+    assert states.grad is not None
+    assert states.grad[0].tolist() == pytest.approx([0.0, 5.0, 0.0, 200.0], abs=1e-30)
+
+
 @pytest.mark.parametrize("beyond", [-1, 3, 10**6])
 def test_a_token_that_is_none_is_refused(beyond: int) -> None:
     with pytest.raises(IndexError, match="a token beyond the vocabulary of 3"):
