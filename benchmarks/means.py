@@ -58,6 +58,19 @@ def models_own_forward(made: Any) -> Iterator[None]:
 
 
 @contextmanager
+def torchs_matmuls(_made: Any) -> Iterator[None]:
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
+
+
+@contextmanager
+def optimizer_in_parts(_made: Any) -> Iterator[None]:
+    adamw = torch.optim.AdamW
+    with patch("torch.optim.AdamW", lambda parameters, **settings: adamw(parameters, **{**settings, "fused": None})):
+        yield
+
+
+@contextmanager
 def rows_stay(made: Any) -> Iterator[None]:
     with engine_of_torch(made), patch("rti_exp.engines.decoding._COMPACT_AT", 0):
         yield
@@ -119,6 +132,8 @@ ARMS = (
     Arm("engine without compiled steps", change=engine_of_torch),
     Arm("engine without compiled steps, finished rows stay in the batch", change=rows_stay),
     Arm("the decoder as transformers runs it", change=models_own_forward),
+    Arm("matmuls as torch takes them", change=torchs_matmuls),
+    Arm("the optimizer's step in parts", change=optimizer_in_parts),
     Arm("new memory filled (deterministic mode's default)", change=filled_memory),
     Arm("validator: one step a call", ("validator.steps_per_call=1",)),
     Arm("gate and rho scored in two passes", change=scored_twice),

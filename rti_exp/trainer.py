@@ -145,8 +145,8 @@ def seed_everything(config: Config) -> None:
 def keep_freed_memory() -> None:
     """What tensors leave stays with the process for the next ones: glibc would give it back, and get it anew as zeros.
 
-    That was a tenth to a fifth of an update. Of tensors of more than 64 MiB it still does (32 MiB before glibc 2.35,
-    which takes no more, as its mallopt(3) says). Elsewhere nothing happens.
+    Of tensors of more than 64 MiB it still does (32 MiB before glibc 2.35, which takes no more, as its mallopt(3)
+    says). Elsewhere nothing happens.
     """
     import ctypes
     import platform

@@ -47,7 +47,7 @@ def _expected(name: str, module: nn.Module) -> bool:
 
 
 class PlainQwen3:
-    """What a decoder that is written out needs of the model; its weights are read anew at each call."""
+    """What a decoder that is written out needs of the model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model: Any = model
