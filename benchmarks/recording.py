@@ -32,7 +32,10 @@ ARMS = {"without recording": None, "logger=none": "none", "logger=wandb": "wandb
 
 
 def shares(others: Sequence[str]) -> list[list[str]]:
-    """The share of `time/logging` in a run of its own process, without its first iteration."""
+    """The share of `time/logging` in a run of its own process.
+
+    Without its first two iterations: in the second's stands W&B's first log call, which defines each name, once a run.
+    """
     lines = []
     for logger in ("wandb", "none"):
         with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +51,7 @@ def shares(others: Sequence[str]) -> list[list[str]]:
             if done.returncode:
                 sys.exit(done.stderr[-2000:])
             path = next(Path(folder).glob("x/*/metrics.jsonl"))
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()][1:]
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()][2:]
         logging, whole = (sum(row[f"time/{name}"] for row in rows) for name in ("logging", "iteration"))
         lines.append(
             [f"logger={logger}", f"{logging / len(rows):.4f}", f"{whole / len(rows):.3f}", f"{logging / whole:.1%}"]
