@@ -49,7 +49,7 @@ class Work:
     def town_tasks(self) -> Iterator[Any]:
         """The tasks of the steps, in the order in which a run of rti_exp takes them."""
         from rti_exp.envs.town.world import Town
-        from rti_exp.tasks import TaskStream
+        from rti_exp.training.tasks import TaskStream
 
         stream = TaskStream(Town().tasks("train"), tasks_per_iteration=self.tasks, seed=0)
         for step in range(1, self.steps + 1):
@@ -202,7 +202,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         import fixed_work
 
-        from rti_exp.paths import policy_folder
+        from rti_exp.config.paths import policy_folder
 
         fixed_work.save_model(Path(folder), width=arguments.width)
         for work in arguments.work:

@@ -20,8 +20,8 @@ import torch
 from measure import matmul_rate
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from rti_exp.compiled_qwen3.decoder import FlatForward
 from rti_exp.engines.base import GenerateRequest, Sampling
-from rti_exp.engines.flat import FlatForward
 from rti_exp.engines.forward import SlotForward
 from rti_exp.engines.local import LocalEngine
 from rti_exp.randomness import derive_seed

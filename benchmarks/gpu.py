@@ -79,7 +79,7 @@ def measured(
 
 
 def main() -> int:
-    from rti_exp.settings import SettingsError
+    from rti_exp.config.settings import SettingsError
 
     started = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

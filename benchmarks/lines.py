@@ -85,7 +85,7 @@ class Profiles:
 
 def profiled(overrides: Sequence[str], work: str) -> list[list[str]]:
     from rti_exp.intervention.meter import Meter
-    from rti_exp.learner import RTIModule
+    from rti_exp.training.learner import RTIModule
 
     profiles = Profiles()
     gather, update, stage = RTIModule._gather, RTIModule._update, Meter.stage

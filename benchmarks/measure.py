@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rti_exp.build import Experiment
+    from rti_exp.experiment.build import Experiment
 
 
 def matmul_rate(device: str = "cpu") -> float:
@@ -35,10 +35,10 @@ def matmul_rate(device: str = "cpu") -> float:
 
 
 def onednn_rate() -> float:
-    """The same on the CPU by oneDNN, which torch takes for other dtypes only (`rti_exp.models.matmul`)."""
+    """The same on the CPU by oneDNN, which torch takes for other dtypes only (`rti_exp.compiled_qwen3.matmul`)."""
     import torch
 
-    from rti_exp.models.matmul import times_transposed
+    from rti_exp.compiled_qwen3.matmul import times_transposed
 
     side, count, best = 512, 20, 0.0
     a, b = torch.randn(side, side), torch.randn(side, side)
@@ -100,10 +100,10 @@ def exponent(first: tuple[float, float], last: tuple[float, float]) -> float:
 
 def experiment(overrides: Sequence[str], directory: Path, run: Any = None) -> Experiment:
     """The experiment of a config, without W&B and evaluation unless the overrides say otherwise."""
-    from rti_exp import build
-    from rti_exp.composing import composed
-    from rti_exp.config import check
-    from rti_exp.trainer import quiet, seed_everything
+    from rti_exp.config.check import check
+    from rti_exp.config.compose import composed
+    from rti_exp.experiment import build
+    from rti_exp.experiment.trainer import quiet, seed_everything
 
     config = check(composed(["logger=none", "eval.tasks=0", "probe=none", *overrides]))
     quiet()

@@ -62,12 +62,12 @@ class Counts:
 
 def count_into(counts: Counts) -> None:
     """From now on, in this process, forward passes are counted."""
-    from rti_exp.engines.flat import FlatForward
+    from rti_exp.compiled_qwen3.decoder import FlatForward
+    from rti_exp.compiled_qwen3.packed_decoder import PackedDecoder
     from rti_exp.engines.forward import SlotForward
     from rti_exp.engines.local import LocalEngine
-    from rti_exp.forward import TrainedPositions
     from rti_exp.intervention.meter import Meter
-    from rti_exp.models.packed import PackedDecoder
+    from rti_exp.training.token_log_probs import TrainedPositions
 
     stage, generate, train = Meter.stage, LocalEngine._generate, TrainedPositions.__call__
     decode = PackedDecoder.__call__

@@ -119,12 +119,12 @@ class _Iterations(Callback):
 
 def _iterations(logger: str | None, others: Sequence[str]) -> list[Clocks]:
     """The clocks of each iteration from the second on; with what is written beside it of the one before."""
-    from rti_exp import build
-    from rti_exp.composing import composed
-    from rti_exp.config import check
-    from rti_exp.loggers import unfailing
+    from rti_exp.config.check import check
+    from rti_exp.config.compose import composed
+    from rti_exp.experiment import build
+    from rti_exp.experiment.trainer import quiet, seed_everything
     from rti_exp.runs import Run
-    from rti_exp.trainer import quiet, seed_everything
+    from rti_exp.tracking.loggers import unfailing
 
     config = check(composed([f"logger={logger or 'none'}", *_keys(others)]))
     quiet()

@@ -29,8 +29,8 @@ KEYS = ("gate.delta=0,5", "logger=none", "study=many")
 
 def write_runs(root: Path, jobs: int) -> None:
     """Finished runs of all jobs, without checkpoints."""
-    from rti_exp.composing import composed
-    from rti_exp.sweep_configs import SweepConfigs
+    from rti_exp.config.compose import composed
+    from rti_exp.sweep.configs import SweepConfigs
 
     configs = SweepConfigs(composed)
     rows = [_metrics(iteration) for iteration in range(1, 25)] + [

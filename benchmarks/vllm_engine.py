@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from measure import machine
 
+from rti_exp.config.paths import policy_folder
 from rti_exp.engines.base import GenerateRequest, Sampling
 from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.vllm.engine import VllmEngine
 from rti_exp.models.load import load
-from rti_exp.paths import policy_folder
 
 PROMPT_TOKENS = 48
 

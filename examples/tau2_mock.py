@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rti_exp.composing import composed
-from rti_exp.config import check
+from rti_exp.config.check import check
+from rti_exp.config.compose import composed
+from rti_exp.config.settings import RolePrompt
 from rti_exp.envs.tau2 import Tau2
 from rti_exp.intervention.prompts import role_message, with_request
 from rti_exp.pretraining.documents import Document
@@ -25,7 +26,6 @@ from rti_exp.pretraining.tokenizer import TextCollector, make_tokenizer
 from rti_exp.pretraining.training import make_model, train
 from rti_exp.rollout.render import Renderer, TokenRenderer
 from rti_exp.rollout.tool_calls import parse_tool_call
-from rti_exp.settings import RolePrompt
 from rti_exp.types import Message, Task
 
 RIGHT = {

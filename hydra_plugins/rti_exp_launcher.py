@@ -1,8 +1,8 @@
-"""Hydra finds plugins in this namespace package only; the launcher itself is `rti_exp.launcher`."""
+"""Hydra finds plugins in this namespace package only; the launcher itself is `rti_exp.sweep.launcher`."""
 
 from hydra.core.config_store import ConfigStore
 
-from rti_exp import launcher
+from rti_exp.sweep import launcher
 
 
 class ProcessLauncher(launcher.ProcessLauncher):

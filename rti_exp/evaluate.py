@@ -30,19 +30,19 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 
-from rti_exp import build
-from rti_exp.composing import CONFIG_ERRORS, bad_config, composed
-from rti_exp.config import Config, check
-from rti_exp.evaluating import Evaluation, EvaluationFailed, evaluate
-from rti_exp.evaluation import estimates
-from rti_exp.paths import assets_root
-from rti_exp.remote_parts import check_remote
-from rti_exp.remote_settings import RemotePolicySettings
+from rti_exp.config.check import Config, check
+from rti_exp.config.compose import CONFIG_ERRORS, bad_config, composed
+from rti_exp.config.conversion import refuse_options
+from rti_exp.config.paths import assets_root
+from rti_exp.config.remote_settings import RemotePolicySettings
+from rti_exp.config.settings import SettingsError
+from rti_exp.evaluation.results import estimates
+from rti_exp.evaluation.runner import Evaluation, EvaluationFailed, evaluate
+from rti_exp.experiment import build
+from rti_exp.experiment.remote_roles import check_remote
+from rti_exp.experiment.trainer import check_accelerator
 from rti_exp.runs import read_config
 from rti_exp.runs.find import NotFound, find_run
-from rti_exp.settings import SettingsError
-from rti_exp.trainer import check_accelerator
-from rti_exp.typed import refuse_options
 
 OWN = ("run", "checkpoint", "out", "shard")
 """Keys that are this command's, not the config's."""

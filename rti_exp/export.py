@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from rti_exp.config import Config, check
-from rti_exp.models.settings import DTYPES, PolicySettings, check_lora
-from rti_exp.paths import policy_folder
+from rti_exp.config.check import Config, check
+from rti_exp.config.conversion import refuse_options
+from rti_exp.config.paths import policy_folder
+from rti_exp.config.policy_settings import DTYPES, PolicySettings, check_lora
+from rti_exp.config.settings import SettingsError
 from rti_exp.runs import read_config, read_status
 from rti_exp.runs.find import NotFound, find_run
-from rti_exp.settings import SettingsError
-from rti_exp.typed import refuse_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -125,10 +125,10 @@ def export(settings: ExportSettings) -> None:
 def _write(settings: ExportSettings, directory: Path, config: Config, policy: PolicySettings, source: Path) -> None:
     import torch
 
+    from rti_exp.experiment.trainer import quiet
     from rti_exp.models.adapters import add_lora, merge_lora, save_adapter
     from rti_exp.models.load import load
     from rti_exp.models.weights import restore_weights
-    from rti_exp.trainer import quiet
 
     quiet()
     state = _checkpoint(directory)
@@ -178,7 +178,7 @@ def _config(directory: Path) -> Config:
 
 
 def _checkpoint(directory: Path) -> dict[str, Any]:
-    from rti_exp.checkpoints import CheckpointError, latest_valid_checkpoint
+    from rti_exp.training.checkpoints import CheckpointError, latest_valid_checkpoint
 
     status = read_status(directory)
     if not status or "run_key" not in status:

@@ -22,21 +22,21 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from rti_exp.composing import CONFIG_ERRORS, bad_config, composed
-from rti_exp.config import Config, check
-from rti_exp.engine_settings import VllmEngineSettings
-from rti_exp.models.files import HUB, PACKAGED
+from rti_exp.config.check import Config, check
+from rti_exp.config.compose import CONFIG_ERRORS, bad_config, composed
+from rti_exp.config.conversion import refuse_options
+from rti_exp.config.engine_settings import VllmEngineSettings
+from rti_exp.config.model_files import HUB, PACKAGED
+from rti_exp.config.paths import BUILTIN, policy_folder
+from rti_exp.config.remote_settings import RemotePolicySettings
+from rti_exp.config.settings import SettingsError
+from rti_exp.experiment.trainer import quiet
 from rti_exp.models.known import ARCHITECTURES
-from rti_exp.paths import BUILTIN, policy_folder
-from rti_exp.remote_settings import RemotePolicySettings
-from rti_exp.settings import SettingsError
-from rti_exp.trainer import quiet
-from rti_exp.typed import refuse_options
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-    from rti_exp.memory import Plan, Sizes
+    from rti_exp.models.memory import Plan, Sizes
 
 OWN = ("gpu", "tflops")
 DEVICES = 8
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = check(composed([text for text in arguments if text.partition("=")[0] not in OWN]))
         quiet()
         architecture, source = _architecture(config)
-        from rti_exp.memory import sizes
+        from rti_exp.models.memory import sizes
 
         found = sizes(config, architecture)
     except CONFIG_ERRORS as error:
@@ -112,7 +112,7 @@ def _architecture(config: Config) -> tuple[PretrainedConfig, str]:
 
 def show(config: Config, found: Sizes, source: str, *, gpu: float | None = None, tflops: float | None = None) -> None:
     """Print the tables."""
-    from rti_exp.memory import plan
+    from rti_exp.models.memory import plan
 
     world = config.trainer.devices * config.trainer.num_nodes
     many = world if world > 1 else DEVICES

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from rti_exp import build
-from rti_exp.composing import CONFIG_ERRORS, bad_config, composed
-from rti_exp.config import Config, CorrectorSettings, check
-from rti_exp.group_settings import verifier_settings
-from rti_exp.settings import SettingsError
-from rti_exp.trainer import quiet, seed_everything
-from rti_exp.typed import refuse_options
+from rti_exp.config.check import Config, CorrectorSettings, check
+from rti_exp.config.compose import CONFIG_ERRORS, bad_config, composed
+from rti_exp.config.conversion import refuse_options
+from rti_exp.config.group_settings import verifier_settings
+from rti_exp.config.settings import SettingsError
+from rti_exp.experiment import build
+from rti_exp.experiment.trainer import quiet, seed_everything
 
 if TYPE_CHECKING:
-    from rti_exp.verifier_audit import Matrix
+    from rti_exp.pretraining.verifier_audit import Matrix
 
 PLAYS = 40
 """Failed held-out episodes per family."""
@@ -62,8 +62,8 @@ def _plays(arguments: Sequence[str]) -> tuple[int, list[str]]:
 def measure(config: Config, *, plays: int = PLAYS) -> list[Table]:
     """Both tables; the corrector's rows are the policy's own, or those of `corrector.path`."""
     from rti_exp.pretraining.prior import Prior
-    from rti_exp.pretraining.probe import Probe
-    from rti_exp.verifier_audit import audit
+    from rti_exp.pretraining.role_accuracy import Probe
+    from rti_exp.pretraining.verifier_audit import audit
 
     quiet()
     seed_everything(config)

@@ -1,7 +1,7 @@
 """`python -m rti_exp.train`: one run, or with -m a sweep.
 
 Exit code: 0 all done, 1 a job failed, 2 bad config, 130 interrupted. This module imports no torch; a job
-does (rti_exp.job), after its config has been checked and unless it is done already.
+does (rti_exp.sweep.job), after its config has been checked and unless it is done already.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rti_exp import launcher
-from rti_exp.paths import assets_root
+from rti_exp.config.conversion import explain, likely
+from rti_exp.config.paths import assets_root
+from rti_exp.config.secrets import refuse_secret_arguments
+from rti_exp.config.settings import SettingsError
 from rti_exp.runs import RunUnwritable
-from rti_exp.secrecy import refuse_secret_arguments
-from rti_exp.settings import SettingsError
-from rti_exp.swept import study_name, swept_in
-from rti_exp.typed import explain, likely
+from rti_exp.sweep import launcher
+from rti_exp.sweep.overrides import study_name, swept_in
 
 FAILED = 1
 
@@ -32,7 +32,7 @@ OmegaConf.register_new_resolver("rti_exp.assets", lambda: str(assets_root()), re
 
 def task(cfg: DictConfig) -> None:
     """One job in this process: the whole of a single run, or one job of another launcher's sweep."""
-    from rti_exp import job, launcher
+    from rti_exp.sweep import job, launcher
 
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
@@ -80,7 +80,7 @@ def main() -> None:
         if not asked_for_traceback:
             os.environ.pop("HYDRA_FULL_ERROR", None)
     if launcher.outcome.study_dir is not None:
-        from rti_exp.sweep_display import next_commands, show_results
+        from rti_exp.sweep.display import next_commands, show_results
 
         show_results(launcher.outcome.study_dir)
         print(*next_commands(launcher.outcome.study_dir), sep="\n")

@@ -3,7 +3,7 @@
 One task's way: a `Task` is rolled out G times into `Trajectory`s, which make a `Group`. Where every
 valid trajectory failed, `Intervention`s are tried; those that succeed put a new trajectory, forked from
 a failed one, into the group. Each trajectory becomes a `Sample`, samples become `Batch`es
-(`rti_exp.batch`), batches a loss.
+(`rti_exp.training.batch`), batches a loss.
 
 Worked example, one trajectory of two turns (ids are token ids):
 

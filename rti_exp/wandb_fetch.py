@@ -102,7 +102,7 @@ def remote_runs(project: str, study: str) -> Sequence[RemoteRun]:
     Raises:
         FetchError: there is no login; a `Refused` if W&B refuses.
     """
-    from rti_exp.loggers import has_login
+    from rti_exp.tracking.loggers import has_login
 
     if not has_login():
         raise FetchError("there is no W&B login: set the environment variable WANDB_API_KEY or run `wandb login`")

@@ -202,8 +202,8 @@ def make(options: argparse.Namespace) -> str:
     """
     from rti_exp.analysis.reading import load_study
     from rti_exp.analysis.summary import summarize
-    from rti_exp.loggers import has_login
-    from rti_exp.settings import SettingsError
+    from rti_exp.config.settings import SettingsError
+    from rti_exp.tracking.loggers import has_login
 
     study = load_study(find_study(options.study, options.runs_root), interventions=False)
     summary = summarize(study, options.baseline)
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     from rti_exp.analysis.reading import StudyError
     from rti_exp.analysis.summary import UnknownArm
-    from rti_exp.settings import SettingsError
+    from rti_exp.config.settings import SettingsError
 
     try:
         print(make(options))

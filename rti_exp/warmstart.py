@@ -1,6 +1,6 @@
 """`python -m rti_exp.warmstart`: make an embedded policy and its teacher, as transformers folders.
 
-With `policy=...` it fine-tunes that language model on the same corpus instead (`rti_exp.finetune`).
+With `policy=...` it fine-tunes that language model on the same corpus instead (`rti_exp.pretraining.finetune`).
 
 The corpus is drawn from the town, the tokenizer trained on it, then each model in a process of its own.
 torch is imported in those processes only, after the config has been checked.
@@ -29,15 +29,15 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from rti_exp import finetune
-from rti_exp.composing import CONFIG_ERRORS, bad_config
-from rti_exp.config import PromptSettings
-from rti_exp.paths import assets_root
+from rti_exp.config.check import PromptSettings
+from rti_exp.config.compose import CONFIG_ERRORS, bad_config
+from rti_exp.config.conversion import typed
+from rti_exp.config.paths import assets_root
+from rti_exp.config.secrets import refuse_secret_arguments
+from rti_exp.config.settings import SettingsError, require_at_least
+from rti_exp.pretraining import finetune
 from rti_exp.pretraining.prior import ModelSize, Prior, TrainingSettings
-from rti_exp.secrecy import refuse_secret_arguments
-from rti_exp.settings import SettingsError, require_at_least
-from rti_exp.signals import end_with_the_parent, signals_as_interrupt
-from rti_exp.typed import typed
+from rti_exp.processes.signals import end_with_the_parent, signals_as_interrupt
 
 MODELS = ("tiny", "teacher")
 

@@ -12,7 +12,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from rti_exp.paths import assets_root
+from rti_exp.config.paths import assets_root
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("WANDB_SILENT", "true")
@@ -37,7 +37,7 @@ def composed() -> Callable[..., DictConfig]:
 @pytest.fixture(scope="session")
 def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random tiny model with a tokenizer, as a transformers folder."""
-    from tests.fakes import tiny_model, tiny_tokenizer
+    from tests.support.fakes import tiny_model, tiny_tokenizer
 
     folder = tmp_path_factory.mktemp("policy")
     tiny_model(sharpen=1.0).save_pretrained(folder)

@@ -18,8 +18,8 @@ import yaml
 
 from rti_exp.analysis import arms
 from rti_exp.analysis.interventions import INDEX_COLUMNS, number, number_or_nan, read_index, read_lines
-from rti_exp.runs.flat import flatten
-from rti_exp.runs.records import load_yaml
+from rti_exp.runs.differences import flatten
+from rti_exp.runs.reader import load_yaml
 
 RUN_FILES = ("status.json", "config.yaml", "metrics.jsonl", "job.log")
 STATES = ("running", "done", "failed", "interrupted")

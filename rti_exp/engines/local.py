@@ -16,16 +16,16 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedModel
 
+from rti_exp.compiled_qwen3.architecture import build_of
+from rti_exp.compiled_qwen3.decode_loop import FlatDecodeBatch, can_advance, flat_forward
+from rti_exp.compiled_qwen3.decoder import FlatForward, in_flat_arithmetic
 from rti_exp.engines.base import GenerateRequest, RequestsTooLong, ScoreRequest
 from rti_exp.engines.casting import linear_weights_cast
 from rti_exp.engines.decoding import DecodeBatch
-from rti_exp.engines.flat import FlatForward, in_flat_arithmetic
-from rti_exp.engines.flat_decoding import FlatDecodeBatch, can_advance, flat_forward
 from rti_exp.engines.forward import SlotForward
 from rti_exp.engines.pool import SlotPool
 from rti_exp.engines.prefixes import Row
 from rti_exp.engines.spans import Span
-from rti_exp.models.qwen import build_of
 from rti_exp.types import Completion
 
 
@@ -42,7 +42,7 @@ class LocalEngine:
         cache_rows: sequences whose keys and values are kept. The cache takes max(cache_rows, 2 * batch) times the
             longest sequence tokens, each 2 * layers * key/value heads * head width values.
         prefill_tokens: tokens of one prefill or scoring pass, padding included.
-        compiled: take the compiled steps (`rti_exp.engines.flat`) where they are for this model and machine.
+        compiled: take the compiled steps (`rti_exp.compiled_qwen3.decoder`) where they are for this model and machine.
 
     Raises:
         ValueError: the model's attention cannot be run with rows of different lengths.

@@ -14,8 +14,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from rti_exp.compiled_qwen3.architecture import PlainQwen3, is_plain_qwen3
 from rti_exp.engines.slots import SlotCache
-from rti_exp.models.qwen import PlainQwen3, is_plain_qwen3
 
 _MERGED_HEADS = 2
 """Up to so many key heads of a row are one matmul: their blocks of zeros cost less than further calls."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from rti_exp.settings import SettingsError
+from rti_exp.config.settings import SettingsError
 
 
 def require(modules: str | tuple[str, ...], *, purpose: str, install: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rti_exp.envs import wire
 from rti_exp.envs.base import InfrastructureError
-from rti_exp.linepipe import LinePipe, end_group, ending
+from rti_exp.processes.line_pipe import LinePipe, end_group, ending
 
 LARGEST_ANSWER = 64 * 2**20
 """Bytes of one answer."""

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from rti_exp.config.settings import RoleSettings
 from rti_exp.engines.base import Engine, GenerateRequest, Sampling
 from rti_exp.engines.fitting import Lost, TooLong, generate_fitting
 from rti_exp.intervention.answers import Unreadable
 from rti_exp.rollout.render import Renderer
-from rti_exp.settings import RoleSettings
 from rti_exp.types import Completion
 
 Value = TypeVar("Value")

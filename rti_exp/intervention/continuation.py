@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rti_exp.config.settings import RolloutSettings
 from rti_exp.envs.base import Environment, InfrastructureError
 from rti_exp.intervention.case import Attempt
 from rti_exp.rollout.collect import Collector
 from rti_exp.rollout.episode import EpisodeRun, environment_call
 from rti_exp.rollout.render import Renderer
-from rti_exp.settings import RolloutSettings
 from rti_exp.types import Author, Fork, Outcome
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
+from rti_exp.config.settings import ReweightSettings, Scorer
 from rti_exp.engines.base import Engine, EngineUnavailable, ScoreRequest
 from rti_exp.engines.fitting import TooLong, score_fitting
 from rti_exp.intervention.case import Attempt
 from rti_exp.objective.perplexity import log_perplexity, passes_gate
 from rti_exp.objective.weights import correction_weights
-from rti_exp.settings import ReweightSettings, Scorer
 from rti_exp.types import Outcome
 
 

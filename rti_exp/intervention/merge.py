@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from rti_exp.config.settings import Merge
 from rti_exp.intervention.case import Attempt
 from rti_exp.intervention.select import choose
-from rti_exp.settings import Merge
 from rti_exp.types import Group, Outcome, Status, Trajectory
 
 

@@ -13,6 +13,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rti_exp.config.settings import (
+    GateSettings,
+    InterventionSettings,
+    ReweightSettings,
+    RolloutSettings,
+    Scorer,
+    SettingsError,
+)
 from rti_exp.engines.base import Engine, EngineUnavailable
 from rti_exp.envs.base import Environment
 from rti_exp.intervention.case import Attempt, Case, opened
@@ -27,14 +35,6 @@ from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import REJECTED, Verifier, rejection
 from rti_exp.rollout.collect import Collector
 from rti_exp.rollout.render import Renderer
-from rti_exp.settings import (
-    GateSettings,
-    InterventionSettings,
-    ReweightSettings,
-    RolloutSettings,
-    Scorer,
-    SettingsError,
-)
 from rti_exp.types import Evidence, Group, Message, Outcome, Verdict
 
 WITHOUT_FAULT = {

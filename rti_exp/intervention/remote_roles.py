@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from rti_exp.config.remote_settings import RemoteSettings, RemoteValidatorSettings, RemoteVerifierSettings
+from rti_exp.config.settings import RolePrompt, SamplingSettings, VerifierSettings
 from rti_exp.engines.base import Engine
 from rti_exp.engines.fitting import Lost, TooLong
 from rti_exp.engines.remote import ChatModel
@@ -22,14 +24,12 @@ from rti_exp.intervention.prompts import role_message, with_request
 from rti_exp.intervention.rendering import rendered, whole_text
 from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import CheckName, Verifier
-from rti_exp.remote_settings import RemoteSettings, RemoteValidatorSettings, RemoteVerifierSettings
 from rti_exp.rollout.render import Renderer
-from rti_exp.settings import RolePrompt, SamplingSettings, VerifierSettings
 from rti_exp.types import Check, Completion, Correction
 
 
 class HasRenderer(Protocol):
-    """What a corrector needs of the policy; `rti_exp.players.Player` has it."""
+    """What a corrector needs of the policy; `rti_exp.experiment.policies.Player` has it."""
 
     @property
     def renderer(self) -> Renderer: ...

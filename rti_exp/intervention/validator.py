@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rti_exp.config.settings import RolePrompt, RoleSettings
 from rti_exp.engines.base import Engine
 from rti_exp.intervention.answers import read_harmful
 from rti_exp.intervention.ask import Answer, Question, ask
@@ -12,7 +13,6 @@ from rti_exp.intervention.case import Case
 from rti_exp.intervention.prompts import role_message, with_request
 from rti_exp.intervention.rendering import rendered
 from rti_exp.rollout.render import Renderer
-from rti_exp.settings import RolePrompt, RoleSettings
 from rti_exp.types import Verdict
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, cast
 
+from rti_exp.config.settings import CHECK_NAMES, RolePrompt, RoleSettings, SettingsError, VerifierSettings
 from rti_exp.engines.base import Engine
 from rti_exp.intervention.answers import read_pass
 from rti_exp.intervention.ask import Answer, Question, ask
@@ -13,7 +14,6 @@ from rti_exp.intervention.leak_rule import known_text, leaked, message_text
 from rti_exp.intervention.prompts import role_message, with_request
 from rti_exp.intervention.rendering import rendered, whole_text
 from rti_exp.rollout.render import Renderer
-from rti_exp.settings import CHECK_NAMES, RolePrompt, RoleSettings, SettingsError, VerifierSettings
 from rti_exp.types import Check, Outcome
 
 CheckName = Literal["gold", "leak", "plausible"]

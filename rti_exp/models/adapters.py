@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from rti_exp.models.settings import LoraSettings, check_lora
-from rti_exp.settings import SettingsError
+from rti_exp.config.policy_settings import LoraSettings, check_lora
+from rti_exp.config.settings import SettingsError
 
 if TYPE_CHECKING:
     from peft import LoraConfig  # pyright: ignore[reportMissingImports]

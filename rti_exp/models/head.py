@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rti_exp.models.fused import compiles, kernels
+from rti_exp.compiled_qwen3.fused import compiles, kernels
 
 CHUNKED_FROM = 16384
 """Vocabularies of fewer entries take the plain way: there is nothing to gain."""

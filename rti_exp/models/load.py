@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from rti_exp.settings import SettingsError
+from rti_exp.config.settings import SettingsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rti_exp.settings import SettingsError
+from rti_exp.config.settings import SettingsError
 
 
 class _Recomputed(nn.Module):

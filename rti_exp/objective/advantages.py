@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rti_exp.settings import Baseline
+from rti_exp.config.settings import Baseline
 
 
 def group_advantages(rewards_G: Tensor, *, baseline: Baseline, normalize_std: bool, eps: float) -> Tensor:

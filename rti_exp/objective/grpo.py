@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rti_exp.config.settings import AlgorithmSettings
 from rti_exp.objective.advantages import group_advantages
 from rti_exp.objective.algorithm import LossInputs, LossStats
 from rti_exp.objective.losses import kl_penalty, policy_loss
-from rti_exp.settings import AlgorithmSettings
 from rti_exp.types import Group
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from rti_exp.algorithm_settings import BaselineMembers, LuffySettings
+from rti_exp.config.algorithm_settings import BaselineMembers, LuffySettings
 from rti_exp.objective.advantages import advantages_from_members
 from rti_exp.objective.algorithm import LossInputs, LossStats
 from rti_exp.objective.grpo import GRPO

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rti_exp.algorithm_settings import DistillationSettings
+from rti_exp.config.algorithm_settings import DistillationSettings
 from rti_exp.objective.algorithm import LossInputs, LossStats
 from rti_exp.objective.losses import distillation_advantages, policy_loss
 from rti_exp.types import Group

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rti_exp.config.settings import UpdateSettings
 from rti_exp.objective.algorithm import LossInputs, LossStats
 from rti_exp.objective.losses import MAX_LOG_RATIO, imitation_loss
-from rti_exp.settings import UpdateSettings
 from rti_exp.types import Group
 
 

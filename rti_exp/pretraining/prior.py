@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from rti_exp.settings import SettingsError
+from rti_exp.config.settings import SettingsError
 
 
 def _default_right() -> dict[str, float]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rti_exp.chat_settings import ChatSettings, History, ToolFormat, ToolSchemas
+from rti_exp.config.chat_settings import ChatSettings, History, ToolFormat, ToolSchemas
 from rti_exp.rollout.chat_template import ChatTemplate, UnsupportedTemplate
 from rti_exp.rollout.controlled_text import ControlledText
 from rti_exp.rollout.tool_calls import MalformedToolCall

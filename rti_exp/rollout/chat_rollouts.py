@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rti_exp.config.remote_settings import RemotePolicySettings, ToolCalls
 from rti_exp.engines.remote import Cause, ChatModel, RemoteFailure
 from rti_exp.engines.remote.transcript import Transcript, messages_of
 from rti_exp.envs.base import Environment, InfrastructureError
 from rti_exp.randomness import derive_seed
-from rti_exp.remote_settings import RemotePolicySettings, ToolCalls
 from rti_exp.rollout.episode import broken_trajectory, check_result, environment_call
 from rti_exp.rollout.tool_calls import MalformedToolCall, parse_tool_call
 from rti_exp.types import Author, Message, Status, Task, Trajectory, Turn

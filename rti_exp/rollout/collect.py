@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from rti_exp.config.settings import RolloutSettings
 from rti_exp.engines.base import Engine
 from rti_exp.envs.base import Environment, Episode, InfrastructureError
 from rti_exp.randomness import derive_seed
 from rti_exp.rollout.episode import EpisodeRun, broken_trajectory, environment_call, render_opening
 from rti_exp.rollout.render import Renderer
-from rti_exp.settings import RolloutSettings
 from rti_exp.types import Author, Group, Task, Trajectory
 
 

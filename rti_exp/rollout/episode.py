@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
+from rti_exp.config.settings import RolloutSettings
 from rti_exp.engines.base import EngineUnusable, GenerateRequest, Sampling
 from rti_exp.envs.base import Episode, InfrastructureError, StepResult
 from rti_exp.rollout.render import Renderer
 from rti_exp.rollout.segments import Context, Opening, context_after, rerenders
-from rti_exp.settings import RolloutSettings
 from rti_exp.types import Author, Fork, Status, Task, Trajectory, Turn, segment_ids
 
 LARGEST_REWARD = 1e9

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerFast
 
-from rti_exp.chat_settings import ChatSettings
+from rti_exp.config.chat_settings import ChatSettings
+from rti_exp.config.settings import SettingsError
 from rti_exp.rollout.chat_render import ChatRenderer
 from rti_exp.rollout.chat_template import UnsupportedTemplate
 from rti_exp.rollout.render import TokenRenderer
-from rti_exp.settings import SettingsError
 
 
 def renderer_for(

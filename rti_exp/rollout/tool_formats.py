@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from rti_exp.chat_settings import ToolSchemas
+from rti_exp.config.chat_settings import ToolSchemas
 from rti_exp.rollout.tool_calls import MalformedToolCall, parse_tool_call
 from rti_exp.types import ToolCall
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from rti_exp.jsonlines import write_atomically
+from rti_exp.runs.json_lines import write_atomically
 from rti_exp.runs.status import is_done, lock, read_status, write_status
 
 OWN = (".lock", "job.log", "status.json", "config.yaml")

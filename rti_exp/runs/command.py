@@ -11,9 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rti_exp.runs.differences import ABSENT, differing, flatten
 from rti_exp.runs.find import NotFound, find_run, state_of, study_runs
-from rti_exp.runs.flat import ABSENT, differing, flatten
-from rti_exp.runs.records import RunRecord
+from rti_exp.runs.reader import RunRecord
 from rti_exp.runs.status import RunLocked, RunUnwritable, lock
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rti_exp.runs.records import RunRecord, load_run, load_runs
+from rti_exp.runs.reader import RunRecord, load_run, load_runs
 from rti_exp.runs.status import is_held
 
 LISTED = 20

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import yaml
 
-from rti_exp.disk import Disk, Job
-from rti_exp.jsonlines import LineFile, read_lines, write_atomically
+from rti_exp.runs.disk import Disk, Job
+from rti_exp.runs.json_lines import LineFile, read_lines, write_atomically
 from rti_exp.runs.status import (
     COMPUTE,
     RunBroken,

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rti_exp.disk import Staged
-from rti_exp.jsonlines import plain, stage, write_atomically
+from rti_exp.runs.disk import Staged
+from rti_exp.runs.json_lines import plain, stage, write_atomically
 
 STATES = ("running", "done", "failed", "interrupted")
 COMPUTE = {

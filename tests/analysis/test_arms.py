@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rti_exp.analysis import arms
-from rti_exp.runs.flat import flatten
+from rti_exp.runs.differences import flatten
 
 
 def labels(configs: list[dict], overrides: list[list[str]] | None = None) -> list[str]:
@@ -94,9 +94,9 @@ def test_plain_grpo_is_recognised(config: dict, plain: bool):
 
 
 def test_what_makes_no_other_run_makes_no_other_arm():
-    from rti_exp import config
+    from rti_exp.config import check
 
-    assert set(arms.VOLATILE) == {*config.VOLATILE, "seed", "hydra"}
+    assert set(arms.VOLATILE) == {*check.VOLATILE, "seed", "hydra"}
     assert labels([{"trainer": {"devices": count}} for count in (1, 2)]) == ["all runs"] * 2
     assert labels([{"trainer": {"precision": name}} for name in ("32-true", "bf16-mixed")])[0] == (
         "trainer.precision=32-true"

@@ -12,7 +12,7 @@ from rti_exp.analysis import charts
 from rti_exp.analysis.figures import NoFigures, inline_svg, save
 from rti_exp.analysis.reading import load_study
 from rti_exp.analysis.summary import summarize
-from tests.analysis import studies
+from tests.support import studies
 
 
 @pytest.fixture(scope="module")

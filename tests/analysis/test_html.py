@@ -15,7 +15,7 @@ from rti_exp.analysis import browser
 from rti_exp.analysis.html import fill, render, show_charts, show_tables
 from rti_exp.analysis.reading import load_study
 from rti_exp.analysis.summary import summarize
-from tests.analysis import studies
+from tests.support import studies
 
 HOSTILE_TEXTS = dict.fromkeys(
     ("reason", "evidence", "original", "correction", "task", "history", "after", "error", "source", "family"),

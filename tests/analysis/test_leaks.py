@@ -13,7 +13,7 @@ from rti_exp.analysis.leaks import is_leaky, leak_charts, leak_sheet, leaky_shar
 from rti_exp.analysis.reading import load_study
 from rti_exp.analysis.sheets import sheets
 from rti_exp.analysis.summary import summarize
-from tests.analysis import studies
+from tests.support import studies
 
 LEAK: dict[str, Any] = {
     "evidence": "route to 61",

@@ -8,7 +8,7 @@ from rti_exp.analysis.learning import learning_sheet
 from rti_exp.analysis.reading import load_study
 from rti_exp.analysis.sheets import sheets
 from rti_exp.analysis.summary import summarize
-from tests.analysis import studies
+from tests.support import studies
 
 
 def probe(iteration: int, perplexity: float) -> dict:

@@ -10,7 +10,7 @@ import pytest
 from rti_exp.analysis.interventions import number, read_record
 from rti_exp.analysis.reading import StudyError, load_study, select
 from rti_exp.analysis.sheets import listed_sheet
-from tests.analysis import studies
+from tests.support import studies
 
 
 def only_run(path: Path):

@@ -21,7 +21,7 @@ from rti_exp.analysis.sheets import (
 )
 from rti_exp.analysis.summary import UnknownArm, summarize
 from rti_exp.analysis.tables import as_markdown, sweep_table, write_tables
-from tests.analysis import studies
+from tests.support import studies
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,12 @@ from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GraniteConfig, GraniteForCausalLM, PreTrainedModel
 
+from rti_exp.compiled_qwen3.decoder import FlatForward
 from rti_exp.engines.base import GenerateRequest, RequestsTooLong, Sampling, ScoreRequest
 from rti_exp.engines.fitting import TooLong, generate_fitting, score_fitting
-from rti_exp.engines.flat import FlatForward
 from rti_exp.engines.local import LocalEngine
 from rti_exp.types import Completion
-from tests.fakes import tiny_gpt2, tiny_model
+from tests.support.fakes import tiny_gpt2, tiny_model
 
 VOCABULARY = 400
 STOPS = (2, 5, 17, 30, 77, 123, 200, 250, 251, 302, 333)

@@ -14,12 +14,12 @@ import pytest
 
 pytest.importorskip("openai", reason="the extra `remote` is not installed")
 
+from rti_exp.config.remote_settings import RemoteSettings
+from rti_exp.config.settings import SettingsError
 from rti_exp.engines.remote import Cause, ChatModel, ChatRequest, RemoteDown, RemoteFailure, Reply
 from rti_exp.engines.remote.failures import retry_after
-from rti_exp.remote_settings import RemoteSettings
-from rti_exp.settings import SettingsError
 from rti_exp.types import Message
-from tests.faulty_server import MODEL, FaultyServer, completion
+from tests.support.faulty_server import MODEL, FaultyServer, completion
 
 HELLO = [Message(role="user", content="hi")]
 

@@ -87,13 +87,13 @@ def requests(*texts: str) -> Sequence[GenerateRequest]:
 
 
 def server_that(script: Callable[[dict[str, Any]], str] | Sequence[str], answer: Any = None) -> Any:
-    from tests.faulty_server import FaultyServer
+    from tests.support.faulty_server import FaultyServer
 
     return FaultyServer(script, answer)
 
 
 def test_completions_are_what_was_answered() -> None:
-    from tests.faulty_server import completion
+    from tests.support.faulty_server import completion
 
     def answer(body: dict[str, Any]) -> Any:
         asked = body["messages"][0]["content"]

@@ -9,7 +9,7 @@ import pytest
 
 from rti_exp.engines.remote.messages import BadReply, FilteredReply, read_reply, to_chat, to_tools
 from rti_exp.types import Message, ToolCall
-from tests.faulty_server import completion
+from tests.support.faulty_server import completion
 
 
 def read(**changes: Any) -> Message:

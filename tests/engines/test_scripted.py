@@ -4,7 +4,7 @@ from rti_exp.engines.base import EngineUnavailable, GenerateRequest, Sampling, S
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.rollout.render import TokenRenderer
 from rti_exp.types import Message
-from tests.fakes import tiny_tokenizer
+from tests.support.fakes import tiny_tokenizer
 
 RENDERER = TokenRenderer(tiny_tokenizer())
 

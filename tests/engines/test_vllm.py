@@ -14,7 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rti_exp.engine_settings import VllmEngineSettings, check_engine
+from rti_exp.config.engine_settings import VllmEngineSettings, check_engine
+from rti_exp.config.policy_settings import LoraSettings
+from rti_exp.config.settings import SettingsError
 from rti_exp.engines.base import (
     EngineUnavailable,
     EngineUnusable,
@@ -29,11 +31,9 @@ from rti_exp.engines.vllm.engine import VllmEngine
 from rti_exp.engines.vllm.mismatch import Mismatch, summed
 from rti_exp.engines.vllm.weights import WeightFolder, plain_weights, state_of, write_config, write_weights
 from rti_exp.models.adapters import add_lora, merge_lora
-from rti_exp.models.settings import LoraSettings
-from rti_exp.settings import SettingsError
-from tests.fakes import tiny_model
+from tests.support.fakes import tiny_model
 
-FAKE = Path(__file__).parent / "fake_vllm"
+FAKE = Path(__file__).parents[1] / "support" / "fake_vllm"
 
 
 @pytest.fixture(autouse=True)
@@ -283,7 +283,7 @@ def test_settings_without_sense(options, told):
 
 
 def test_where_vllm_is_makes_no_other_run(composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from rti_exp.config import check
+    from rti_exp.config.check import check
 
     plain = check(composed("engine=vllm"))
     same = ("engine.python=/x", "engine.timeout=5", "engine.memory_fraction=0.9", "engine.devices=[3]")

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from rti_exp.config.policy_settings import LoraSettings
 from rti_exp.engines.base import GenerateRequest, Sampling
 from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.vllm.engine import VllmEngine
 from rti_exp.models.adapters import add_lora
-from rti_exp.models.settings import LoraSettings
-from tests.fakes import tiny_model
+from tests.support.fakes import tiny_model
 
 pytestmark = pytest.mark.slow
 

@@ -16,15 +16,15 @@ from omegaconf import DictConfig
 pytest.importorskip("bfcl_eval", reason="needs the extra bfcl")
 pytest.importorskip("mpmath", reason="needs the extra bfcl")
 
-from rti_exp.build import check_parts, environment
-from rti_exp.config import check
+from rti_exp.config.check import check
+from rti_exp.config.settings import SettingsError
 from rti_exp.envs.base import Environment, StepResult
 from rti_exp.envs.bfcl import Bfcl
 from rti_exp.envs.bfcl.backend import Backend
 from rti_exp.envs.bfcl.calls import Call, Refused, check_size, parse_call
 from rti_exp.envs.bfcl.data import CATEGORIES, entries, json_schema
 from rti_exp.envs.bfcl.episode import BfclEpisode
-from rti_exp.settings import SettingsError
+from rti_exp.experiment.build import check_parts, environment
 from rti_exp.types import Message, Task, ToolCall
 
 

@@ -18,14 +18,14 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra claw")
 pytest.importorskip("uvicorn", reason="needs the extra claw")
 
+from rti_exp.config.settings import SettingsError
 from rti_exp.envs.base import Environment, InfrastructureError, StepResult
 from rti_exp.envs.claw_eval import ClawEval
 from rti_exp.envs.claw_eval.episode import ClawEpisode
 from rti_exp.envs.claw_eval.folders import read_folders, script_of, selected, why_not
 from rti_exp.envs.claw_eval.grading import read_score
-from rti_exp.settings import SettingsError
 from rti_exp.types import Message, ToolCall
-from tests.envs.claw_checkout import task_node, write_checkout
+from tests.support.claw_checkout import task_node, write_checkout
 
 START = 120.0
 

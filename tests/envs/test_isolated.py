@@ -30,7 +30,9 @@ SLACK = 30.0
 def worlds() -> Iterator[Any]:
     made: list[IsolatedEnvironment] = []
 
-    def make(target: str = "tests.faults.FaultyTown", timeout: float = TIMEOUT, **options: Any) -> IsolatedEnvironment:
+    def make(
+        target: str = "tests.support.faults.FaultyTown", timeout: float = TIMEOUT, **options: Any
+    ) -> IsolatedEnvironment:
         made.append(IsolatedEnvironment(target, options, timeout=timeout))
         return made[-1]
 
@@ -236,7 +238,7 @@ def test_no_process_is_left_when_the_parent_is_killed(tmp_path: Path, number: si
         "from rti_exp.envs.isolated import IsolatedEnvironment",
         "from rti_exp.types import Message",
         f"options = {{'fault': 'hang with a child', 'note': {str(note)!r}}}",
-        "world = IsolatedEnvironment('tests.faults.FaultyTown', options, timeout=600)",
+        "world = IsolatedEnvironment('tests.support.faults.FaultyTown', options, timeout=600)",
         "world.start(world.tasks('train')[0]).step(Message(role='assistant', content='hello'))",
     )
     parent = subprocess.Popen([sys.executable, "-c", "\n".join(lines)], cwd=ROOT)

@@ -12,17 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rti_exp.batch import to_samples
-from rti_exp.engines.scripted import ScriptedEngine
-from rti_exp.envs.base import Environment
-from rti_exp.intervention.corrector import SelfCorrector
-from rti_exp.intervention.pipeline import Interventions
-from rti_exp.intervention.validator import Validator
-from rti_exp.intervention.verifier import Verifier
-from rti_exp.objective.advantages import group_advantages
-from rti_exp.rollout.collect import Collector
-from rti_exp.rollout.render import TokenRenderer
-from rti_exp.settings import (
+from rti_exp.config.settings import (
     Baseline,
     GateSettings,
     InterventionSettings,
@@ -32,9 +22,19 @@ from rti_exp.settings import (
     Scope,
     VerifierSettings,
 )
+from rti_exp.engines.scripted import ScriptedEngine
+from rti_exp.envs.base import Environment
+from rti_exp.intervention.corrector import SelfCorrector
+from rti_exp.intervention.pipeline import Interventions
+from rti_exp.intervention.validator import Validator
+from rti_exp.intervention.verifier import Verifier
+from rti_exp.objective.advantages import group_advantages
+from rti_exp.rollout.collect import Collector
+from rti_exp.rollout.render import TokenRenderer
+from rti_exp.training.batch import to_samples
 from rti_exp.types import Author, Group, Outcome, Task
-from tests.fakes import call, tiny_tokenizer
-from tests.intervention.helpers import CHECKS, JUDGE, REWRITE
+from tests.support.fakes import call, tiny_tokenizer
+from tests.support.interventions import CHECKS, JUDGE, REWRITE
 
 PASS = '{"pass": true}'
 LEAKY = "the leaky one"
@@ -137,7 +137,7 @@ def verifiers_lock() -> Story:
     pytest.importorskip("verifiers", reason="needs the package verifiers and the extra of this name")
     from rti_exp.envs.verifiers import Verifiers
 
-    environment = Verifiers(name="tests.envs.verifiers_locks")
+    environment = Verifiers(name="tests.support.verifiers_locks")
     return Story(environment, environment.tasks("train")[0], ["look", "37"], 1, "38", ["37", "37", "37"])
 
 

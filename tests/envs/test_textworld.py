@@ -19,12 +19,12 @@ pytest.importorskip("textworld_express", reason="needs the extra textworld")
 if shutil.which("java") is None:
     pytest.skip("needs java", allow_module_level=True)
 
+from rti_exp.config.paths import assets_root
+from rti_exp.config.settings import SettingsError
 from rti_exp.envs.base import Environment, InfrastructureError, StepResult
 from rti_exp.envs.textworld import TextWorldExpress, java
 from rti_exp.envs.textworld.episode import TextWorldEpisode, command_of
 from rti_exp.envs.textworld.games import GAMES, Game, GameSpec, solution
-from rti_exp.paths import assets_root
-from rti_exp.settings import SettingsError
 from rti_exp.types import Message, Task, ToolCall
 
 SMALL = OmegaConf.to_container(OmegaConf.load(assets_root() / "conf" / "env" / "textworld_express.yaml"))

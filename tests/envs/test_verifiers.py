@@ -13,15 +13,15 @@ import pytest
 
 pytest.importorskip("verifiers", reason="needs the package verifiers and the extra of this name")
 
+from rti_exp.config.settings import SettingsError
 from rti_exp.envs.base import Environment, InfrastructureError, StepResult
 from rti_exp.envs.isolated import IsolatedEnvironment
 from rti_exp.envs.verifiers import Verifiers
 from rti_exp.envs.verifiers.environment import INSTALL
 from rti_exp.envs.verifiers.episode import VerifiersEpisode
-from rti_exp.settings import SettingsError
 from rti_exp.types import Message, Task, ToolCall
 
-NAME = "tests.envs.verifiers_locks"
+NAME = "tests.support.verifiers_locks"
 RUBRIC = ("opened: The lock is open in the end.",)
 
 

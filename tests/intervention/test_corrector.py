@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
+from rti_exp.config.settings import ReweightSettings, RoleSettings, Scorer, SettingsError
 from rti_exp.intervention.case import Case
 from rti_exp.intervention.corrector import CUT_OFF, EMPTY, NoCorrection, Rewrite, SelfCorrector, TeacherCorrector
 from rti_exp.rollout.chat_render import ChatRenderer
-from rti_exp.settings import ReweightSettings, RoleSettings, Scorer, SettingsError
 from rti_exp.types import Correction, Evidence, Message, Outcome, ToolCall, Verdict
-from tests.chat_fakes import DATA, chat_tokenizer
-from tests.fakes import GuessWorld, call, wrong_texts
-from tests.intervention.helpers import (
+from tests.support.chat_fakes import DATA, chat_tokenizer
+from tests.support.fakes import GuessWorld, call, wrong_texts
+from tests.support.interventions import (
     REWRITE,
     CharRenderer,
     Cut,

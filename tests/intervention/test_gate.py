@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from rti_exp.config.settings import ReweightSettings, Scorer
 from rti_exp.engines.base import EngineUnavailable, ScoreRequest
 from rti_exp.intervention.case import Attempt, Case
 from rti_exp.intervention.gate import CorrectionScorer, calibration_engine, is_open, perplexity
-from rti_exp.settings import ReweightSettings, Scorer
 from rti_exp.types import Correction, Evidence, Message, Outcome, Verdict
-from tests.fakes import GuessWorld, wrong_texts
-from tests.intervention.helpers import RoleEngine, episode
+from tests.support.fakes import GuessWorld, wrong_texts
+from tests.support.interventions import RoleEngine, episode
 
 WORLD = GuessWorld()
 TASK = WORLD.tasks("train")[0]

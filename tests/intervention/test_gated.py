@@ -5,19 +5,19 @@ import math
 
 import pytest
 
-from rti_exp.settings import (
+from rti_exp.config.settings import (
     GateSettings,
     InterventionSettings,
 )
 from rti_exp.types import Outcome
-from tests.fakes import GuessWorld, call
-from tests.intervention.expected import (
+from tests.support.expected_outcomes import (
     TAKE_RED,
     TASK,
     WORLD,
     run,
 )
-from tests.intervention.helpers import (
+from tests.support.fakes import GuessWorld, call
+from tests.support.interventions import (
     REJECT,
     RoleEngine,
     failed_group,

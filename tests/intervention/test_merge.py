@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
+from rti_exp.config.settings import Merge
 from rti_exp.intervention.case import Attempt, Case
 from rti_exp.intervention.merge import merged, settle
-from rti_exp.settings import Merge
 from rti_exp.types import Evidence, Fork, Outcome, Trajectory, Verdict
-from tests.fakes import GuessWorld, right_texts
-from tests.intervention.helpers import broken, episode, failed_group
+from tests.support.fakes import GuessWorld, right_texts
+from tests.support.interventions import broken, episode, failed_group
 
 WORLD = GuessWorld()
 TASK = WORLD.tasks("train")[0]

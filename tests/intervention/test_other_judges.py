@@ -4,20 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from rti_exp import build
-from rti_exp.config import check, check_files
+from rti_exp.config.check import check, check_files
+from rti_exp.config.settings import RolePrompt, RoleSettings, SettingsError, VerifierSettings
 from rti_exp.engines.base import GenerateRequest
 from rti_exp.engines.scripted import ScriptedEngine
+from rti_exp.experiment import build
+from rti_exp.experiment.policies import Judges
 from rti_exp.intervention.case import Attempt, Case
 from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import Verifier
-from rti_exp.players import Judges
 from rti_exp.rollout.chat_render import ChatRenderer
-from rti_exp.settings import RolePrompt, RoleSettings, SettingsError, VerifierSettings
 from rti_exp.types import Correction, Evidence, Message, Verdict
-from tests.chat_fakes import chat_tokenizer, save_chat_policy
-from tests.fakes import GuessWorld, call, wrong_texts
-from tests.intervention.helpers import episode
+from tests.support.chat_fakes import chat_tokenizer, save_chat_policy
+from tests.support.fakes import GuessWorld, call, wrong_texts
+from tests.support.interventions import episode
 
 OTHER = ChatRenderer(chat_tokenizer("smollm2"))
 PROMPT = RolePrompt(text="judge: {evidence}", role="user")

@@ -6,17 +6,16 @@ from collections import Counter
 
 import pytest
 
-from rti_exp.envs.base import InfrastructureError
-from rti_exp.intervention.corrector import CUT_OFF, EMPTY
-from rti_exp.intervention.pipeline import same_step
-from rti_exp.settings import (
+from rti_exp.config.settings import (
     EvidenceChoice,
     InterventionSettings,
     VerifierSettings,
 )
+from rti_exp.envs.base import InfrastructureError
+from rti_exp.intervention.corrector import CUT_OFF, EMPTY
+from rti_exp.intervention.pipeline import same_step
 from rti_exp.types import Author, Check, Evidence, Fork, Message, Outcome, Verdict
-from tests.fakes import GuessEpisode, GuessWorld, right_texts
-from tests.intervention.expected import (
+from tests.support.expected_outcomes import (
     CORRECTION,
     NOT_HARMFUL,
     PASSED,
@@ -32,7 +31,8 @@ from tests.intervention.expected import (
     expected,
     run,
 )
-from tests.intervention.helpers import (
+from tests.support.fakes import GuessEpisode, GuessWorld, right_texts
+from tests.support.interventions import (
     FINE,
     REJECT,
     Cut,

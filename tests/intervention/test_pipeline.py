@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from rti_exp.settings import (
+from rti_exp.config.settings import (
     EvidenceChoice,
     InterventionSettings,
     Merge,
@@ -16,8 +16,7 @@ from rti_exp.settings import (
     VerifierSettings,
 )
 from rti_exp.types import Author, Evidence, Message, Outcome
-from tests.fakes import GuessEpisode, GuessWorld, call, right_texts
-from tests.intervention.expected import (
+from tests.support.expected_outcomes import (
     CORRECTION,
     RENDERER,
     TAKE_BLUE,
@@ -28,7 +27,8 @@ from tests.intervention.expected import (
     WORLD,
     run,
 )
-from tests.intervention.helpers import (
+from tests.support.fakes import GuessEpisode, GuessWorld, call, right_texts
+from tests.support.interventions import (
     FINE,
     HARMFUL,
     ROLE,

@@ -2,12 +2,12 @@
 
 import pytest
 
+from rti_exp.config.settings import RolePrompt
 from rti_exp.intervention.prompts import fill, is_closed, role_message, with_request
 from rti_exp.rollout.render import TokenRenderer
-from rti_exp.settings import RolePrompt
 from rti_exp.types import Message
-from tests.fakes import tiny_tokenizer
-from tests.intervention.helpers import CharRenderer
+from tests.support.fakes import tiny_tokenizer
+from tests.support.interventions import CharRenderer
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,16 @@ import pytest
 
 pytest.importorskip("openai", reason="the extra `remote` is not installed")
 
+from rti_exp.config.remote_settings import RemoteValidatorSettings, RemoteVerifierSettings
+from rti_exp.config.settings import ReweightSettings, RolePrompt, Scorer, SettingsError, VerifierSettings
 from rti_exp.engines.base import EngineUnusable
 from rti_exp.engines.remote import RemoteDown, RemoteSettings
 from rti_exp.intervention.pipeline import Interventions
 from rti_exp.intervention.remote_roles import RemoteCorrector, RemoteValidator, RemoteVerifier
-from rti_exp.remote_settings import RemoteValidatorSettings, RemoteVerifierSettings
-from rti_exp.settings import ReweightSettings, RolePrompt, Scorer, SettingsError, VerifierSettings
 from rti_exp.types import Intervention, Outcome
-from tests.fakes import GuessWorld, call, wrong_texts
-from tests.faulty_server import FaultyServer, completion
-from tests.intervention.helpers import (
+from tests.support.fakes import GuessWorld, call, wrong_texts
+from tests.support.faulty_server import FaultyServer, completion
+from tests.support.interventions import (
     CHECKS,
     FINE,
     HARMFUL,

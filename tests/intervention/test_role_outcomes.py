@@ -11,8 +11,8 @@ import pytest
 from rti_exp.engines.base import EngineUnavailable
 from rti_exp.intervention.guarded import RoleFailed, answers_of
 from rti_exp.types import Outcome
-from tests.fakes import GuessWorld, wrong_texts
-from tests.intervention.helpers import RoleEngine, failed_group, fixed, interventions, records
+from tests.support.fakes import GuessWorld, wrong_texts
+from tests.support.interventions import RoleEngine, failed_group, fixed, interventions, records
 
 WORLD = GuessWorld()
 PROSE = "I think that step was rather unwise."

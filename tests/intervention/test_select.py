@@ -7,8 +7,8 @@ import pytest
 from rti_exp.intervention.case import Attempt, Case
 from rti_exp.intervention.select import choose, select
 from rti_exp.types import Evidence, Verdict
-from tests.fakes import GuessWorld, wrong_texts
-from tests.intervention.helpers import episode
+from tests.support.fakes import GuessWorld, wrong_texts
+from tests.support.interventions import episode
 
 WORLD = GuessWorld()
 TASK = WORLD.tasks("train")[0]

@@ -4,6 +4,14 @@ import math
 
 import pytest
 
+from rti_exp.config.settings import (
+    GateSettings,
+    InterventionSettings,
+    ReweightSettings,
+    RoleSettings,
+    RolloutSettings,
+    VerifierSettings,
+)
 from rti_exp.engines.base import Engine, ScoreRequest
 from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.scripted import ScriptedEngine
@@ -13,17 +21,9 @@ from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import Verifier
 from rti_exp.rollout.collect import Collector
 from rti_exp.rollout.render import TokenRenderer
-from rti_exp.settings import (
-    GateSettings,
-    InterventionSettings,
-    ReweightSettings,
-    RoleSettings,
-    RolloutSettings,
-    VerifierSettings,
-)
 from rti_exp.types import Outcome
-from tests.fakes import GuessWorld, call, tiny_model, tiny_tokenizer
-from tests.intervention.helpers import CHECKS, JUDGE, REWRITE
+from tests.support.fakes import GuessWorld, call, tiny_model, tiny_tokenizer
+from tests.support.interventions import CHECKS, JUDGE, REWRITE
 
 RENDERER = TokenRenderer(tiny_tokenizer())
 SCRIPT = {

@@ -4,12 +4,11 @@ import dataclasses
 
 import pytest
 
+from rti_exp.config.settings import RolloutSettings
 from rti_exp.intervention.case import Attempt, Case
 from rti_exp.intervention.merge import settle
-from rti_exp.settings import RolloutSettings
 from rti_exp.types import Check, Outcome, Status, Verdict
-from tests.fakes import right_texts
-from tests.intervention.expected import (
+from tests.support.expected_outcomes import (
     CORRECTION,
     EVIDENCE,
     NOT_HARMFUL,
@@ -23,7 +22,8 @@ from tests.intervention.expected import (
     expected,
     run,
 )
-from tests.intervention.helpers import (
+from tests.support.fakes import right_texts
+from tests.support.interventions import (
     FINE,
     HARMFUL,
     REJECT,

@@ -2,12 +2,12 @@
 
 import dataclasses
 
+from rti_exp.config.settings import RoleSettings
 from rti_exp.intervention.case import Case
 from rti_exp.intervention.validator import Validator
-from rti_exp.settings import RoleSettings
 from rti_exp.types import Evidence, Verdict
-from tests.fakes import GuessWorld, call, wrong_texts
-from tests.intervention.helpers import FINE, HARMFUL, JUDGE, CharRenderer, Cut, RoleEngine, episode, fixed
+from tests.support.fakes import GuessWorld, call, wrong_texts
+from tests.support.interventions import FINE, HARMFUL, JUDGE, CharRenderer, Cut, RoleEngine, episode, fixed
 
 WORLD = GuessWorld()
 TASK = WORLD.tasks("train")[0]

@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
+from rti_exp.config.settings import RolePrompt, RoleSettings, SettingsError, VerifierSettings
 from rti_exp.intervention.case import Attempt, Case
 from rti_exp.intervention.verifier import Verifier, rejection
-from rti_exp.settings import RolePrompt, RoleSettings, SettingsError, VerifierSettings
 from rti_exp.types import Check, Correction, Evidence, Outcome, Verdict
-from tests.fakes import GuessWorld, call, wrong_texts
-from tests.intervention.helpers import CHECKS, PASS, REJECT, CharRenderer, RoleEngine, episode, fixed
+from tests.support.fakes import GuessWorld, call, wrong_texts
+from tests.support.interventions import CHECKS, PASS, REJECT, CharRenderer, RoleEngine, episode, fixed
 
 WORLD = GuessWorld()
 TASK = WORLD.tasks("train")[0]

@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from rti_exp.models import settings as model_settings
+from rti_exp.config import policy_settings as model_settings
+from rti_exp.config.policy_settings import LoraSettings, check_lora
+from rti_exp.config.settings import SettingsError
 from rti_exp.models.adapters import add_lora, has_lora, merge_lora
-from rti_exp.models.settings import LoraSettings, check_lora
 from rti_exp.models.weights import kept_weights, restore_weights
-from rti_exp.settings import SettingsError
-from tests.fakes import tiny_gpt2, tiny_model
+from tests.support.fakes import tiny_gpt2, tiny_model
 
 IDS = torch.tensor([[1, 7, 3, 250, 9]])
 

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from rti_exp.batch import micro_batches
-from rti_exp.forward import TrainedPositions
+from rti_exp.config.settings import SettingsError
 from rti_exp.models import head as head_module
 from rti_exp.models.head import CHUNKED_FROM, can_be_chunked, chunked_log_probs
 from rti_exp.models.recompute import recompute_layers
-from rti_exp.settings import SettingsError
+from rti_exp.training.batch import micro_batches
+from rti_exp.training.token_log_probs import TrainedPositions
 from rti_exp.types import Author, Sample
-from tests.fakes import tiny_gpt2, tiny_model
+from tests.support.fakes import tiny_gpt2, tiny_model
 
 
 def test_log_probs_and_entropy_by_hand():

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from rti_exp.config.settings import Baseline
 from rti_exp.objective.advantages import advantages_from_members, group_advantages
-from rti_exp.settings import Baseline
 
 NAN = math.nan
 

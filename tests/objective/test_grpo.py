@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from rti_exp.config.settings import AlgorithmSettings, Baseline
 from rti_exp.objective.grpo import GRPO
-from rti_exp.settings import AlgorithmSettings, Baseline
-from tests.trajectories import group, trajectory, turn
+from tests.support.trajectories import group, trajectory, turn
 
 
 @dataclass

@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
-from rti_exp.algorithm_settings import BaselineMembers, LuffySettings
+from rti_exp.config.algorithm_settings import BaselineMembers, LuffySettings
 from rti_exp.objective.grpo import GRPO
 from rti_exp.objective.luffy import LUFFY
 from rti_exp.types import Author, Group
 from tests.objective.test_grpo import INPUTS, Inputs
-from tests.trajectories import group, trajectory, turn
+from tests.support.trajectories import group, trajectory, turn
 
 
 def guided(own: list[float], teacher: list[float]) -> Group:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rti_exp.algorithm_settings import DistillationSettings
+from rti_exp.config.algorithm_settings import DistillationSettings
 from rti_exp.objective.opd import OPD
 from tests.objective.test_grpo import INPUTS, members
 from tests.objective.test_luffy import inputs

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from rti_exp.config.settings import UpdateSettings
 from rti_exp.objective.sft import SFT
-from rti_exp.settings import UpdateSettings
 from tests.objective.test_luffy import inputs
-from tests.trajectories import group, trajectory, turn
+from tests.support.trajectories import group, trajectory, turn
 
 
 def test_accepted_corrections_count_and_nothing_else() -> None:

@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from rti_exp.config import PromptSettings
+from rti_exp.config.check import PromptSettings
+from rti_exp.config.settings import RolePrompt, SettingsError
 from rti_exp.envs.town.family import call
 from rti_exp.pretraining.behaviour import Play, formal, plan_of, play, random_task, wordy
 from rti_exp.pretraining.documents import (
@@ -23,7 +24,6 @@ from rti_exp.pretraining.documents import (
 from rti_exp.pretraining.prior import Prior
 from rti_exp.pretraining.tokenizer import SPECIAL_TOKENS, TextCollector, make_tokenizer
 from rti_exp.rollout.render import TokenRenderer
-from rti_exp.settings import RolePrompt, SettingsError
 
 PRIOR = Prior()
 STILL = Prior(guess=0.0, clumsy=0.0, give_up=0.0, misreport=0.0, wordy_step=0.0, formal=0.0)

@@ -2,12 +2,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rti_exp.chat_settings import ChatSettings, ToolFormat, ToolSchemas
+from rti_exp.config.chat_settings import ChatSettings, ToolFormat, ToolSchemas
 from rti_exp.rollout.chat_render import ChatRenderer
 from rti_exp.rollout.chat_template import UnsupportedTemplate
 from rti_exp.types import Message, ToolCall
-from tests.chat_fakes import CONTROL, DATA, QWEN3_TAGS, chat_tokenizer
-from tests.fakes import GuessEpisode
+from tests.support.chat_fakes import CONTROL, DATA, QWEN3_TAGS, chat_tokenizer
+from tests.support.fakes import GuessEpisode
 
 QWEN3 = ChatRenderer(chat_tokenizer("qwen3"), ChatSettings(thinking=False))
 THINKING = ChatRenderer(chat_tokenizer("qwen3"), ChatSettings(thinking=True))

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from rti_exp.config.remote_settings import RemotePolicySettings
 from rti_exp.envs.base import StepResult
-from rti_exp.remote_settings import RemotePolicySettings
 from rti_exp.rollout.chat_rollouts import ChatRollouts
 from rti_exp.types import Message, Status
-from tests.fakes import GuessWorld
+from tests.support.fakes import GuessWorld
 
 
 class Model:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rti_exp.config.settings import RolloutSettings
 from rti_exp.engines.base import EngineUnavailable, GenerateRequest
 from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.scripted import ScriptedEngine
@@ -12,9 +13,8 @@ from rti_exp.randomness import derive_seed
 from rti_exp.rollout.collect import Collector
 from rti_exp.rollout.episode import EpisodeRun
 from rti_exp.rollout.render import TokenRenderer
-from rti_exp.settings import RolloutSettings
 from rti_exp.types import Completion, Fork, Message, Status
-from tests.fakes import GuessEpisode, GuessWorld, right_texts, tiny_model, tiny_tokenizer, wrong_texts
+from tests.support.fakes import GuessEpisode, GuessWorld, right_texts, tiny_model, tiny_tokenizer, wrong_texts
 
 RENDERER = TokenRenderer(tiny_tokenizer())
 SETTINGS = RolloutSettings(max_tokens=32, max_context=256)

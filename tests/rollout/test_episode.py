@@ -2,12 +2,12 @@ import math
 
 import pytest
 
+from rti_exp.config.settings import RolloutSettings
 from rti_exp.envs.base import InfrastructureError, StepResult
 from rti_exp.rollout.episode import EpisodeRun, environment_call
 from rti_exp.rollout.render import TokenRenderer
-from rti_exp.settings import RolloutSettings
 from rti_exp.types import Author, Fork, Message, Status, Trajectory
-from tests.fakes import GuessEpisode, GuessWorld, call, right_texts, tiny_tokenizer, wrong_texts
+from tests.support.fakes import GuessEpisode, GuessWorld, call, right_texts, tiny_tokenizer, wrong_texts
 
 RENDERER = TokenRenderer(tiny_tokenizer())
 SETTINGS = RolloutSettings(max_tokens=32, max_context=256)

@@ -3,18 +3,18 @@
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from rti_exp.batch import trajectory_samples
-from rti_exp.chat_settings import ChatSettings
+from rti_exp.config.chat_settings import ChatSettings
+from rti_exp.config.settings import Scope
 from rti_exp.engines.local import LocalEngine
 from rti_exp.models.head import can_be_chunked
 from rti_exp.rollout.chat_render import ChatRenderer
 from rti_exp.rollout.collect import Collector
-from rti_exp.settings import Scope
+from rti_exp.training.batch import trajectory_samples
 from rti_exp.types import Group, Message
-from tests.chat_fakes import DATA, qwen3_folder
-from tests.fakes import tiny_model
+from tests.experiment.test_chat_policies import SETTINGS, TASKS, EchoWorld, check_log_probs, corrected
 from tests.rollout.test_chat_render import HOSTILE, OPENING, TOOLS
-from tests.test_chat_policies import SETTINGS, TASKS, EchoWorld, check_log_probs, corrected
+from tests.support.chat_fakes import DATA, qwen3_folder
+from tests.support.fakes import tiny_model
 
 pytestmark = pytest.mark.slow
 

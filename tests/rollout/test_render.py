@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rti_exp.rollout.render import TokenRenderer
 from rti_exp.types import Message, ToolCall
-from tests.fakes import SPECIAL_TOKENS, call, tiny_tokenizer
+from tests.support.fakes import SPECIAL_TOKENS, call, tiny_tokenizer
 
 RENDERER = TokenRenderer(tiny_tokenizer())
 BOS, END, SYSTEM, USER, ASSISTANT, TOOL = 1, 2, 3, 4, 5, 6

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from rti_exp.config.settings import RolloutSettings
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.rollout.collect import Collector
 from rti_exp.rollout.render import TokenRenderer
 from rti_exp.rollout.teacher import TeacherRollouts
-from rti_exp.settings import RolloutSettings
 from rti_exp.types import Author, Group, Status
-from tests.fakes import GuessWorld, right_texts, tiny_tokenizer, wrong_texts
+from tests.support.fakes import GuessWorld, right_texts, tiny_tokenizer, wrong_texts
 
 RENDERER = TokenRenderer(tiny_tokenizer())
 SETTINGS = RolloutSettings(max_tokens=32, max_context=256)

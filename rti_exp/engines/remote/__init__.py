@@ -7,10 +7,10 @@
 Importing this imports neither torch nor the client.
 """
 
+from rti_exp.config.remote_settings import RemoteSettings
 from rti_exp.engines.remote.client import ChatModel, ChatRequest, Reply
 from rti_exp.engines.remote.failures import Cause, RemoteDown, RemoteFailure
 from rti_exp.engines.remote.ledger import Usage
-from rti_exp.remote_settings import RemoteSettings
 
 __all__ = [
     "Cause",

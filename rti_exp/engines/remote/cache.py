@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rti_exp.engines.remote.messages import BadReply, ReadReply, read_reply
-from rti_exp.jsonlines import write_atomically
+from rti_exp.runs.json_lines import write_atomically
 
 
 class ReplyCache:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rti_exp.config.remote_settings import RemoteSettings
+from rti_exp.config.settings import SettingsError
 from rti_exp.engines.remote.background import run
 from rti_exp.engines.remote.cache import ReplyCache
 from rti_exp.engines.remote.failures import Cause, RemoteDown, RemoteFailure, classified
 from rti_exp.engines.remote.ledger import Ledger, Usage
 from rti_exp.engines.remote.messages import BadReply, FilteredReply, ReadReply, read_reply, to_chat, to_tools
 from rti_exp.engines.remote.pace import Pace
-from rti_exp.remote_settings import RemoteSettings
-from rti_exp.settings import SettingsError
 from rti_exp.types import Message
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rti_exp.engines.base import EngineUnavailable
-from rti_exp.linepipe import LinePipe, end_group, ending
+from rti_exp.processes.line_pipe import LinePipe, end_group, ending
 
 WORKER = Path(__file__).with_name("worker.py")
 SHOWN_LINES = 12

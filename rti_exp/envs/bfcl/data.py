@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rti_exp.settings import SettingsError
+from rti_exp.config.settings import SettingsError
 
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 _TOOL_FILES = {

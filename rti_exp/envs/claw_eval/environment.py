@@ -27,7 +27,7 @@ class ClawEval:
         selection: `[all]` that can run here, every fourth of them held out; `[hard20]` (`folders.selected`); or ids.
         now: the time of day that services and graders see, ISO 8601 with a zone; it stands still, so that a replay
             gets the same answers.
-        judge: settings of the judge model (`rti_exp.remote_settings.RemoteSettings`); null: there is none, and a
+        judge: settings of the judge model (`rti_exp.config.remote_settings.RemoteSettings`); null: there is none, and a
             grader that asks one is an infrastructure failure.
         judge_model: the judge itself, in place of `judge`; for use from Python.
         judge_retries: further tries for an answer of the judge that cannot be read.
@@ -88,8 +88,8 @@ def _has_zone(text: str) -> bool:
 
 
 def _judge_model(node: dict[str, Any]) -> Any:
+    from rti_exp.config.conversion import typed
+    from rti_exp.config.remote_settings import RemoteSettings
     from rti_exp.engines.remote.client import ChatModel
-    from rti_exp.remote_settings import RemoteSettings
-    from rti_exp.typed import typed
 
     return ChatModel(typed(RemoteSettings, node, "env.judge"), key="env.judge")

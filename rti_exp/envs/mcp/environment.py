@@ -36,7 +36,7 @@ class Mcp:
         hidden_tools: further tools that the policy may not use.
         partial_reward: the share of conditions that are met as reward, instead of all or nothing.
         answer_characters: a tool's longer answers are cut.
-        judge: settings of the judge model (`rti_exp.remote_settings.RemoteSettings`); null: there is none.
+        judge: settings of the judge model (`rti_exp.config.remote_settings.RemoteSettings`); null: there is none.
         judge_model: the judge itself, in place of `judge`; for use from Python.
         judge_retries: further tries for an answer of the judge that cannot be read.
         max_turns: assistant turns an episode may take.
@@ -136,8 +136,8 @@ def _check_server(
 
 
 def _judge_model(node: dict[str, Any]) -> JudgeModel:
+    from rti_exp.config.conversion import typed
+    from rti_exp.config.remote_settings import RemoteSettings
     from rti_exp.engines.remote.client import ChatModel
-    from rti_exp.remote_settings import RemoteSettings
-    from rti_exp.typed import typed
 
     return ChatModel(typed(RemoteSettings, node, "env.judge"), key="env.judge")

@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rti_exp.config.settings import SettingsError
 from rti_exp.envs.tau2 import benchmark
 from rti_exp.envs.tau2.benchmark import DOMAINS, SOLO_DOMAINS
 from rti_exp.envs.tau2.episode import Rules, Tau2Episode
 from rti_exp.envs.tau2.phone_user import PhoneUser
 from rti_exp.envs.tau2.users import ChatModel, Memory, ModelUser, Scenario, ScriptedUser, User
-from rti_exp.settings import SettingsError
 from rti_exp.types import Task
 
 USERS = ("scripted", "model", "solo")
@@ -25,7 +25,7 @@ class Tau2:
         user: "scripted", a deterministic user (in telecom it works the phone as the agent says); "model", a language
             model under the benchmark's instructions for users, which is how the benchmark is meant; "solo", no user
             but a ticket, all tools to the agent, text ends the episode without reward (mock, telecom).
-        user_model: The endpoint of user=model: keys of `rti_exp.remote_settings.RemoteSettings`.
+        user_model: The endpoint of user=model: keys of `rti_exp.config.remote_settings.RemoteSettings`.
         user_temperature: Of user=model; the benchmark's is 0.
         train_split: The benchmark's split to train on.
         heldout_split: The one to evaluate on.
@@ -150,8 +150,8 @@ def _check(domain: str, user: str, user_model: Mapping[str, Any] | None, **numbe
 
 
 def _model(options: Mapping[str, Any] | None) -> ChatModel:
+    from rti_exp.config.conversion import typed
+    from rti_exp.config.remote_settings import RemoteSettings
     from rti_exp.engines.remote import ChatModel as RemoteChatModel
-    from rti_exp.remote_settings import RemoteSettings
-    from rti_exp.typed import typed
 
     return RemoteChatModel(typed(RemoteSettings, options or {}, "env.user_model"), key="env.user_model")

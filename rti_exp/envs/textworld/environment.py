@@ -6,10 +6,10 @@ import math
 import shutil
 from collections.abc import Sequence
 
+from rti_exp.config.settings import SettingsError
 from rti_exp.envs.extras import require
 from rti_exp.envs.textworld.episode import TextWorldEpisode
 from rti_exp.envs.textworld.games import GAMES
-from rti_exp.settings import SettingsError
 from rti_exp.types import Task
 
 INSTALL = "pip install 'rti-exp[textworld]'"

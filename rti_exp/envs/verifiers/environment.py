@@ -9,10 +9,10 @@ import signal
 import threading
 from typing import Any
 
+from rti_exp.config.settings import SettingsError
 from rti_exp.envs.extras import require
 from rti_exp.envs.verifiers.episode import VerifiersEpisode
 from rti_exp.envs.verifiers.scoring import record_errors
-from rti_exp.settings import SettingsError
 from rti_exp.types import Task
 
 INSTALL = "pip install 'rti-exp[verifiers]', then pip install --no-deps verifiers==0.1.14"

@@ -8,7 +8,7 @@ import pytest
 
 from rti_exp.envs.mcp import Mcp
 from rti_exp.envs.mcp.session import close_all
-from tests.envs.mcp.helpers import (
+from tests.support.mcp import (
     COUNTER,
     START,
     gone,

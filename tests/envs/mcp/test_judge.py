@@ -17,7 +17,7 @@ from rti_exp.envs.mcp import Mcp
 from rti_exp.envs.mcp.judge import Judge, read_verdict
 from rti_exp.rollout.episode import environment_call
 from rti_exp.types import Message
-from tests.envs.mcp.helpers import (
+from tests.support.mcp import (
     COUNT_TO_3,
     START,
     play,

@@ -19,7 +19,7 @@ from rti_exp.envs.mcp.navigation import tasks as navigation_tasks
 from rti_exp.envs.mcp.navigation.town_map import TownMap
 from rti_exp.envs.mcp.task_file import BUILTIN, read_tasks
 from rti_exp.types import Message, ToolCall
-from tests.envs.mcp.helpers import START, play, reference_messages, say, use
+from tests.support.mcp import START, play, reference_messages, say, use
 
 
 def test_the_navigation_reference_succeeds_and_the_misstep_of_the_paper_fails(navigation: Mcp) -> None:

@@ -13,14 +13,14 @@ from omegaconf import DictConfig
 
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
-from rti_exp.build import environment
-from rti_exp.config import check
+from rti_exp.config.check import check
+from rti_exp.config.settings import SettingsError
 from rti_exp.envs.mcp import Mcp
 from rti_exp.envs.mcp.environment import INSTALL
 from rti_exp.envs.mcp.rubric import CallRecord, Record, read_condition
 from rti_exp.envs.mcp.task_file import read_tasks
-from rti_exp.settings import SettingsError
-from tests.envs.mcp.helpers import COUNT_TO_3, task_file
+from rti_exp.experiment.build import environment
+from tests.support.mcp import COUNT_TO_3, task_file
 
 RECORD = Record(
     calls=(

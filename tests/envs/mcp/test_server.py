@@ -15,7 +15,7 @@ pytest.importorskip("mcp", reason="needs the extra mcp")
 from rti_exp.envs.base import InfrastructureError
 from rti_exp.envs.mcp import Mcp
 from rti_exp.envs.mcp.session import McpSession, ServerSpec
-from tests.envs.mcp.helpers import (
+from tests.support.mcp import (
     COUNT_TO_3,
     COUNTER,
     START,

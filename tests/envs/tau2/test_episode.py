@@ -16,7 +16,7 @@ from rti_exp.envs.tau2.episode import GREETING, Rules, Tau2Episode
 from rti_exp.envs.tau2.records import CopyOnRead
 from rti_exp.envs.tau2.users import Said
 from rti_exp.types import Message, Task, ToolCall
-from tests.envs.tau2.play import (
+from tests.support.tau2_play import (
     TRANSFERRED,
     benchmark_task,
     gold_turns,

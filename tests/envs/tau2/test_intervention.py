@@ -5,15 +5,7 @@ from __future__ import annotations
 
 import json
 
-from rti_exp.engines.scripted import ScriptedEngine
-from rti_exp.intervention.corrector import SelfCorrector
-from rti_exp.intervention.pipeline import Interventions
-from rti_exp.intervention.validator import Validator
-from rti_exp.intervention.verifier import Verifier
-from rti_exp.records import intervention_records
-from rti_exp.rollout.collect import Collector
-from rti_exp.rollout.render import TokenRenderer
-from rti_exp.settings import (
+from rti_exp.config.settings import (
     GateSettings,
     InterventionSettings,
     ReweightSettings,
@@ -22,9 +14,17 @@ from rti_exp.settings import (
     RolloutSettings,
     VerifierSettings,
 )
+from rti_exp.engines.scripted import ScriptedEngine
+from rti_exp.intervention.corrector import SelfCorrector
+from rti_exp.intervention.pipeline import Interventions
+from rti_exp.intervention.validator import Validator
+from rti_exp.intervention.verifier import Verifier
+from rti_exp.rollout.collect import Collector
+from rti_exp.rollout.render import TokenRenderer
+from rti_exp.training.records import intervention_records
 from rti_exp.types import Author, Group, Message, Outcome, Status
-from tests.envs.tau2.play import TRANSFERRED, task_of, use, world
-from tests.fakes import tiny_tokenizer
+from tests.support.fakes import tiny_tokenizer
+from tests.support.tau2_play import TRANSFERRED, task_of, use, world
 
 TASK = task_of("telecom", "[mobile_data_issue]airplane_mode_on|user_abroad_roaming_enabled_off[PERSONA:None]")
 RENDERER = TokenRenderer(tiny_tokenizer())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.envs.tau2.play import play, say, task_of, use, world  # skips without the extra
+from tests.support.tau2_play import play, say, task_of, use, world  # skips without the extra
 
 if not Path(__file__).parents[3].joinpath("examples").is_dir():
     pytest.skip("the examples are part of the checkout", allow_module_level=True)
@@ -16,7 +16,7 @@ from rti_exp.envs.tau2 import Tau2
 from rti_exp.rollout.render import TokenRenderer
 from rti_exp.rollout.tool_calls import parse_tool_call
 from rti_exp.types import Message
-from tests.fakes import tiny_tokenizer
+from tests.support.fakes import tiny_tokenizer
 
 
 def turn(text: str) -> Message:

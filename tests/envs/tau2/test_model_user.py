@@ -19,8 +19,8 @@ from rti_exp.envs.base import InfrastructureError
 from rti_exp.envs.tau2 import Tau2
 from rti_exp.evaluate import main as evaluate
 from rti_exp.rollout.episode import environment_call
-from tests.envs.tau2.play import say, task_of, use
-from tests.faulty_server import MODEL, FaultyServer, completion
+from tests.support.faulty_server import MODEL, FaultyServer, completion
+from tests.support.tau2_play import say, task_of, use
 
 ROAMING = "[mobile_data_issue]airplane_mode_on|user_abroad_roaming_enabled_off[PERSONA:None]"
 REFUSED = (

@@ -8,7 +8,7 @@ import pytest
 
 from rti_exp.envs.base import InfrastructureError
 from rti_exp.types import Message, Task
-from tests.envs.tau2.play import (
+from tests.support.tau2_play import (
     benchmark_task,
     gold_turns,
     official_reward,

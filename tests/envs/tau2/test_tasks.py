@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 
+from rti_exp.config.settings import SettingsError
 from rti_exp.envs.base import Environment
 from rti_exp.envs.tau2 import Tau2, benchmark
-from rti_exp.settings import SettingsError
-from tests.envs.tau2.play import evaluator, task_of, world
+from tests.support.tau2_play import evaluator, task_of, world
 
 
 @pytest.mark.parametrize(("domain", "train", "test"), [("telecom", 74, 40), ("retail", 74, 40), ("airline", 30, 20)])

@@ -1,0 +1,99 @@
+"""The jobs of a sweep: what each is, how far it has come, and what another study has done already.
+
+This module imports no torch.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rti_exp.config.check import Config
+from rti_exp.config.paths import policy_folder
+from rti_exp.config.settings import SettingsError
+from rti_exp.runs import RunLocked, RunUnwritable, adopt, done_elsewhere, read_status
+
+
+@dataclass(slots=True)
+class Job:
+    """One run of the sweep. `state`: new, continue or done before it starts; then running; then as it ended."""
+
+    overrides: tuple[str, ...]
+    config: Config
+    directory: Path
+    state: str
+    iterations_done: int = 0
+    arm: dict[str, Any] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    error: str | None = None
+
+    @property
+    def iterations(self) -> int:
+        return self.config.run.max_iterations
+
+    @property
+    def seed(self) -> int:
+        return self.config.run.seed
+
+    @property
+    def name(self) -> str:
+        parts = [f"{key}={value}" for key, value in self.arm.items()]
+        return " ".join([*parts, f"seed={self.seed}"])
+
+
+def progress(directory: Path, config: Config) -> tuple[str, int]:
+    """new, continue or done, and the iterations done so far."""
+    status = read_status(directory)
+    if config.top.fresh or status is None:
+        return "new", 0
+    done = int(status.get("iterations_done") or 0)
+    if status["state"] == "done":
+        return "done", done
+    return ("continue" if done else "new"), done
+
+
+def identity(job: Job) -> dict[str, Any]:
+    return {
+        "run_key": job.config.key,
+        "study": job.directory.parent.name,
+        "overrides": list(job.overrides),
+        "seed": job.seed,
+    }
+
+
+def take_over(jobs: Sequence[Job]) -> None:
+    """Of jobs that have not begun, those that are done in another study of the same runs root become done."""
+    taken: list[str] = []
+    for job in jobs:
+        source = done_elsewhere(job.directory)
+        if source is not None and _policy_is_newer(job.config.policy.path, source):
+            continue
+        study = job.directory.parent.name
+        try:
+            if source is None or not adopt(
+                source, job.directory, study=study, config=job.config.plain, overrides=job.overrides
+            ):
+                continue
+        except (RunLocked, RunUnwritable, OSError):
+            continue  # it is run, or told to be unwritable, like any other
+        job.state, job.iterations_done = progress(job.directory, job.config)
+        taken.append(source.parent.name)
+    if taken:
+        studies = ", ".join(sorted(set(taken)))
+        print(f"{len(taken)} done already in {studies}, taken from there (fresh=true runs them anew)", flush=True)
+
+
+def _policy_is_newer(path: str, source: Path) -> bool:
+    """Whether the weights at `path` may be others than those that the run in `source` began with: a run's key names a
+    policy by its path, not by its bytes."""
+    try:
+        folder = policy_folder(path)
+        began = datetime.fromisoformat(str((read_status(source) or {}).get("started"))).timestamp()
+    except (SettingsError, ValueError):  # a hub's model, whose cache keeps revisions apart; a status without a time
+        return False
+    return any(file.stat().st_mtime > began for file in folder.iterdir() if file.is_file())

@@ -1,0 +1,120 @@
+"""Checkpoints by RL iteration, and the resume from them, as a callback."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+
+from rti_exp.engines.casting import casts_left
+from rti_exp.runs.disk import Job
+from rti_exp.training.checkpoints import Checkpointer, latest_valid_checkpoint
+from rti_exp.training.hooks import RunDirectory, learner
+from rti_exp.training.learner import RTIModule
+from rti_exp.training.metrics import Stopwatch
+
+log = logging.getLogger(__name__)
+
+
+class IterationCheckpoint(Callback):
+    """Checkpoints by RL iteration, and the resume from them; must stand after the callbacks that write rows.
+
+    Saves every `every` iterations, at the end, and on an exception or interrupt if the weights are those of a
+    finished iteration whose rows are written. The iteration waits for a copy of the state only (`Checkpointer`); the
+    run's disk writes it. A checkpoint has its name once the disk has it and all rows before it: at the latest when the
+    next one is taken, or training has ended. At the start of fit the newest valid checkpoint
+    is restored into module, optimizer and data module, and the rows of later iterations are dropped, to be written
+    anew.
+
+    Args:
+        run: None on ranks that write nothing.
+        run_key: A checkpoint of another run is refused.
+        checkpoints: Folder of the run's checkpoints; every rank reads it.
+        every: Iterations between two checkpoints.
+        config: The run's, to say in what one of another run differs.
+        stopwatch: Its phase "logging" has what checkpoints take.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: RunDirectory | None,
+        run_key: str,
+        checkpoints: Path,
+        every: int = 1,
+        config: Mapping[str, Any] | None = None,
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"every={every}: must be an integer >= 1")
+        self.run = run
+        self.run_key = run_key
+        self.checkpoints = checkpoints
+        self.every = every
+        self.config = config
+        self.checkpointer = Checkpointer(checkpoints, run_key, config)
+        self.stopwatch = stopwatch or Stopwatch()
+        self._recorded = 0
+        self._saved = 0
+        self._publishing: Job | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module = learner(pl_module)
+        state = latest_valid_checkpoint(self.checkpoints, self.run_key, self.config)
+        if state is not None:
+            module.restore_training_state(state)
+            _datamodule(trainer).load_state_dict({"iteration": module.iteration})
+            log.info("resumed after iteration %d", module.iteration)
+        self._recorded = self._saved = module.iteration
+        if self.run is not None:
+            # Without a checkpoint the evaluation before the first iteration is done again too.
+            self.run.truncate_after(module.iteration if state is not None else -1)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        module = learner(pl_module)
+        self._recorded = module.iteration
+        if module.iteration % self.every == 0:
+            with self.stopwatch.time("logging"):
+                self._save(module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._save(learner(pl_module))
+        if self.run is not None:
+            self.run.disk.flush()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        module = learner(pl_module)
+        disk = None if self.run is None else self.run.disk
+        if disk is not None:
+            disk.drain()  # also what a signal has kept from being known as given to it
+            if exception is disk.error:
+                return
+        # Sharded weights are gathered by all ranks together, and the others may be elsewhere.
+        whole = not (module.updating or module.sharded or casts_left(module.model))
+        if whole and module.iteration == self._recorded:
+            self._save(module)
+        if disk is not None:
+            disk.flush()
+
+    def _save(self, module: RTIModule) -> None:
+        if module.iteration <= self._saved:
+            return
+        state = module.training_state() if self.run is not None or module.sharded else None
+        if self.run is not None and state is not None:
+            disk = self.run.disk
+            disk.wait(self._publishing)
+            taken = self.checkpointer.take(state, previous=self._saved)
+            self._publishing = disk.submit(taken.publish, taken.discard)
+        self._saved = module.iteration
+
+
+def _datamodule(trainer: Trainer) -> LightningDataModule:
+    datamodule = getattr(trainer, "datamodule", None)
+    if not isinstance(datamodule, LightningDataModule):
+        raise TypeError("IterationCheckpoint needs a data module: trainer.fit(module, datamodule=...)")
+    return datamodule

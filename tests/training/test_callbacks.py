@@ -1,0 +1,496 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Callback
+
+from rti_exp.config.settings import AlgorithmSettings, EvaluationSettings, RunSettings
+from rti_exp.engines.casting import CastWeight
+from rti_exp.runs import Run
+from rti_exp.training.callbacks import (
+    EvaluationCallback,
+    evaluation_row,
+    interleaved_families,
+    training_callbacks,
+)
+from rti_exp.training.checkpoints import CheckpointError, latest_valid_checkpoint, save_checkpoint
+from rti_exp.training.learner import RTIModule
+from rti_exp.training.metrics import is_timing
+from rti_exp.training.resume import IterationCheckpoint
+from rti_exp.types import Author, Task
+from tests.support.fakes import GuessWorld
+from tests.support.training_fakes import RENDERER, CoinWorld, acted, equal_weights, files, fit, sampled, weights
+from tests.support.trajectories import group, trajectory, turn
+
+SIX = RunSettings(seed=3, max_iterations=6, tasks_per_iteration=2, group_size=4)
+EVALUATION = EvaluationSettings(every=2, tasks=2, samples=2)
+KEY = "0123456789ab"
+
+
+class Stopped(Exception):
+    pass
+
+
+class StopBefore(Callback):
+    """Raises when iteration `iteration` is about to begin."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if pl_module.iteration + 1 == self.iteration:
+            raise Stopped
+
+
+class StopAfterRows(Callback):
+    """Raises once the rows of `iteration` are written, before its checkpoint is."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if pl_module.iteration == self.iteration:
+            raise Stopped
+
+
+def session(
+    directory: Path,
+    module: RTIModule,
+    *,
+    stop: Callback | None = None,
+    every: int = 1,
+    key: str = KEY,
+    evaluation: EvaluationSettings = EVALUATION,
+) -> RTIModule:
+    """One process's share of a run."""
+    run = Run(directory, key=key, study="study")
+    callbacks = training_callbacks(
+        run=run,
+        run_key=key,
+        checkpoints=run.checkpoints,
+        heldout=module.collector.environment.tasks("heldout"),  # pyright: ignore[reportAttributeAccessIssue]
+        evaluation=evaluation,
+        decode=RENDERER.text,
+        recorder_every=2,
+        checkpoint_every=every,
+    )
+    if stop is not None:
+        callbacks.insert(2 if isinstance(stop, StopAfterRows) else 3, stop)
+    try:
+        return fit(module, callbacks)
+    finally:
+        run.close()
+
+
+def lines(directory: Path, name: str) -> list[dict[str, Any]]:
+    text = (directory / name).read_text()
+    return [json.loads(line, parse_constant=_refuse) for line in text.splitlines()]
+
+
+def _refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not strict JSON")
+
+
+def rows(directory: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what depends on the clock."""
+    return [
+        {name: value for name, value in row.items() if not is_timing(name)} for row in lines(directory, "metrics.jsonl")
+    ]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RTIModule]:
+    directory = tmp_path_factory.mktemp("unbroken")
+    return directory, session(directory, sampled(run=SIX))
+
+
+@pytest.fixture(scope="module")
+def acted_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RTIModule]:
+    directory = tmp_path_factory.mktemp("acted")
+    run = dataclasses.replace(SIX, max_iterations=2, tasks_per_iteration=4)
+    return directory, session(directory, acted(run=run), evaluation=EvaluationSettings(tasks=0))
+
+
+def test_rows_of_a_run(unbroken: tuple[Path, RTIModule]) -> None:
+    kinds = [(row["kind"], row["iteration"]) for row in rows(unbroken[0])]
+    train = [("train", iteration) for iteration in range(1, 7)]
+    evaluations = [("eval", iteration) for iteration in (0, 2, 4, 6)]
+    assert sorted(kinds) == sorted(train + evaluations)
+    assert kinds[0] == ("eval", 0)
+    assert kinds[-1] == ("eval", 6)
+
+
+@pytest.mark.parametrize(
+    ("stop", "every", "left"),
+    [
+        (StopBefore(4), 1, ["iteration-000002.pt", "iteration-000003.pt"]),
+        (StopBefore(4), 2, ["iteration-000002.pt", "iteration-000003.pt"]),
+        (StopAfterRows(4), 1, ["iteration-000002.pt", "iteration-000003.pt"]),
+        (StopAfterRows(1), 1, []),
+        (StopAfterRows(5), 4, ["iteration-000004.pt"]),
+    ],
+)
+def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(
+    tmp_path: Path, unbroken: tuple[Path, RTIModule], stop: Callback, every: int, left: list[str]
+) -> None:
+    with pytest.raises(Stopped):
+        session(tmp_path, sampled(run=SIX), stop=stop, every=every)
+    assert files(tmp_path / "checkpoints") == left
+    resumed = session(tmp_path, sampled(run=SIX), every=every)
+    whole_directory, whole = unbroken
+    assert equal_weights(weights(resumed), weights(whole))
+    assert resumed.last_groups == whole.last_groups
+    assert resumed.policy_version == whole.policy_version
+    assert sorted(rows(tmp_path), key=str) == sorted(rows(whole_directory), key=str)
+    assert lines(tmp_path, "rollouts.jsonl") == lines(whole_directory, "rollouts.jsonl")
+
+
+def test_a_resumed_run_keeps_the_reference_of_its_start(tmp_path: Path) -> None:
+    run = dataclasses.replace(SIX, max_iterations=3)
+    settings = AlgorithmSettings(learning_rate=1e-3, beta=0.5)
+    whole = session(tmp_path / "whole", sampled(run=run, settings=settings))
+    with pytest.raises(Stopped):
+        session(tmp_path / "broken", sampled(run=run, settings=settings), stop=StopBefore(3))
+    resumed = session(tmp_path / "broken", sampled(run=run, settings=settings))
+    assert resumed.reference is not None
+    assert whole.reference is not None
+    assert equal_weights(resumed.reference.state_dict(), whole.reference.state_dict())
+    assert equal_weights(weights(resumed), weights(whole))
+
+
+def test_a_finished_run_that_is_started_again_stays_as_it_is(tmp_path: Path) -> None:
+    run = dataclasses.replace(SIX, max_iterations=2)
+    done = session(tmp_path, sampled(run=run))
+    before = rows(tmp_path)
+    again = session(tmp_path, sampled(run=run))
+    assert again.iteration == 2
+    assert equal_weights(weights(done), weights(again))
+    assert rows(tmp_path) == before
+
+
+def test_truncated_newest_checkpoint_falls_back_to_the_one_before(
+    tmp_path: Path, unbroken: tuple[Path, RTIModule]
+) -> None:
+    with pytest.raises(Stopped):
+        session(tmp_path, sampled(run=SIX), stop=StopBefore(5))
+    newest = tmp_path / "checkpoints" / "iteration-000004.pt"
+    newest.write_bytes(newest.read_bytes()[:-1000])
+    with pytest.warns(UserWarning, match=r"iteration-000004\.pt cannot be read"):
+        state = latest_valid_checkpoint(tmp_path / "checkpoints", KEY)
+    assert state is not None
+    assert state["iteration"] == 3
+    resumed = session(tmp_path, sampled(run=SIX))
+    assert equal_weights(weights(resumed), weights(unbroken[1]))
+    assert sorted(rows(tmp_path), key=str) == sorted(rows(unbroken[0]), key=str)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", bytes(5000), b"\x80\x02."])
+def test_damaged_checkpoints_are_passed_over(tmp_path: Path, content: bytes) -> None:
+    save_checkpoint(tmp_path, KEY, {"iteration": 1}, previous=0)
+    (tmp_path / "iteration-000002.pt").write_bytes(content)
+    with pytest.warns(UserWarning, match="cannot be read"):
+        state = latest_valid_checkpoint(tmp_path, KEY)
+    assert state is not None
+    assert state["iteration"] == 1
+
+
+def test_a_flipped_bit_of_a_tensor_is_damage(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, KEY, {"iteration": 1, "weights": torch.ones(1000)}, previous=0)
+    path = save_checkpoint(tmp_path, KEY, {"iteration": 2, "weights": torch.ones(1000)}, previous=1)
+    content = bytearray(path.read_bytes())
+    content[content.index(torch.ones(100).numpy().tobytes())] ^= 1
+    path.write_bytes(content)
+    with pytest.warns(UserWarning, match="checksum of .* is wrong"):
+        state = latest_valid_checkpoint(tmp_path, KEY)
+    assert state is not None
+    assert state["iteration"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [({}, "belongs to run None"), ({"run_key": KEY, "iteration": 7}, "holds iteration 7"), ({"run_key": KEY}, "None")],
+)
+def test_a_foreign_checkpoint_is_told_with_what_to_do(tmp_path: Path, content: dict[str, Any], message: str) -> None:
+    torch.save({"format": 2, **content}, tmp_path / "iteration-000001.pt")
+    with pytest.raises(CheckpointError, match=rf"iteration-000001\.pt.*{message}.*; move it away, or .*fresh=true"):
+        latest_valid_checkpoint(tmp_path, KEY)
+
+
+def test_newest_two_valid_are_kept(tmp_path: Path) -> None:
+    for iteration in (1, 2, 3):
+        save_checkpoint(tmp_path, KEY, {"iteration": iteration}, previous=iteration - 1)
+    assert files(tmp_path) == ["iteration-000002.pt", "iteration-000003.pt"]
+    (tmp_path / "iteration-000005.pt").write_bytes(b"damaged")
+    (tmp_path / "iteration-000004.tmp").write_bytes(b"torn")
+    save_checkpoint(tmp_path, KEY, {"iteration": 4}, previous=3)
+    assert files(tmp_path) == ["iteration-000003.pt", "iteration-000004.pt"]
+
+
+def test_no_checkpoint() -> None:
+    assert latest_valid_checkpoint(Path("nowhere"), KEY) is None
+
+
+def test_checkpoint_of_another_run_is_refused_naming_both(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, KEY, {"iteration": 1}, previous=0)
+    with pytest.raises(CheckpointError, match=f"belongs to run {KEY}, not to run other"):
+        latest_valid_checkpoint(tmp_path, "other")
+
+
+def test_checkpoint_of_another_config_is_refused_naming_the_keys(tmp_path: Path) -> None:
+    there = {"gate": {"delta": math.inf}, "seed": 1, "logger": {"mode": "online"}, "env": {"timeout": 3.0}, "old": 5}
+    here = {"gate": {"delta": 5.0}, "seed": 1, "logger": {"mode": "offline"}, "env": {"timeout": None}, "new": "x" * 99}
+    save_checkpoint(tmp_path, KEY, {"iteration": 1}, previous=0, config=there)
+    with pytest.raises(CheckpointError) as caught:
+        latest_valid_checkpoint(tmp_path, "other", here)
+    assert str(caught.value).endswith(
+        f"belongs to run {KEY}, not to run other; their configs differ in gate.delta (inf there, 5.0 here), "
+        f"old (5 there, nothing here), new (nothing there, {'x' * 60}... here); "
+        "move it away, or start over with fresh=true"
+    )
+
+
+def test_a_long_list_of_differing_keys_is_cut(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, KEY, {"iteration": 1}, previous=0, config={f"key{number:02}": 1 for number in range(20)})
+    with pytest.raises(CheckpointError, match=r"key11 \(1 there, 2 here\) and 8 more; move"):
+        latest_valid_checkpoint(tmp_path, "other", {f"key{number:02}": 2 for number in range(20)})
+
+
+def test_checkpoint_of_the_format_before_is_read(tmp_path: Path) -> None:
+    torch.save({"format": 2, "run_key": KEY, "iteration": 1, "model": {}}, tmp_path / "iteration-000001.pt")
+    state = latest_valid_checkpoint(tmp_path, KEY, {"seed": 1})
+    assert state is not None
+    assert state["iteration"] == 1
+    with pytest.raises(CheckpointError, match=f"belongs to run {KEY}, not to run other; move it away"):
+        latest_valid_checkpoint(tmp_path, "other", {"seed": 1})
+
+
+@pytest.mark.parametrize("stored", ["no json", "[]", 7, None])
+def test_a_config_that_cannot_be_read_is_left_out_of_the_message(tmp_path: Path, stored: Any) -> None:
+    content = {"format": 3, "run_key": KEY, "iteration": 1, "config": stored}
+    torch.save(content, tmp_path / "iteration-000001.pt")
+    with pytest.raises(CheckpointError, match=f"belongs to run {KEY}, not to run other; move it away"):
+        latest_valid_checkpoint(tmp_path, "other", {"seed": 1})
+
+
+def test_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
+    torch.save({"format": 99, "run_key": KEY, "iteration": 1}, tmp_path / "iteration-000001.pt")
+    with pytest.raises(CheckpointError, match=r"format 99, this version reads 2 and 3; move it away"):
+        latest_valid_checkpoint(tmp_path, KEY)
+
+
+def test_checkpoint_holds_tensors_and_plain_types_only(unbroken: tuple[Path, RTIModule]) -> None:
+    state = torch.load(unbroken[0] / "checkpoints" / "iteration-000006.pt", weights_only=True)
+    assert (state["format"], state["run_key"], state["iteration"]) == (3, KEY, 6)
+    assert equal_weights(state["model"], unbroken[1].model.state_dict())
+    assert state["optimizer"]["state"][0]["step"].item() == 12
+
+
+def test_no_checkpoint_is_saved_amid_an_update(tmp_path: Path) -> None:
+    module = sampled(run=SIX)
+    steps: list[int] = []
+
+    def fail_in_the_second_update_of_iteration_three(gradient: torch.Tensor) -> torch.Tensor:
+        if module.updating and module.iteration == 2:
+            steps.append(1)
+            if len(steps) == 2:
+                raise Stopped
+        return gradient
+
+    next(module.model.parameters()).register_hook(fail_in_the_second_update_of_iteration_three)
+    with pytest.raises(Stopped):
+        session(tmp_path, module, every=5)
+    assert files(tmp_path / "checkpoints") == []
+
+
+class BreakOff(Callback):
+    """Ends the third iteration at its start, with a layer's weight as a signal may leave it, or not."""
+
+    def __init__(self, *, torn: bool) -> None:
+        self.torn = torn
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if pl_module.iteration == 2:
+            if self.torn:
+                layer = pl_module.model.model.layers[0].mlp.up_proj
+                layer._parameters["weight"] = CastWeight(layer.weight.detach().bfloat16(), requires_grad=False)
+            raise Stopped
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_no_checkpoint_is_saved_of_weights_that_an_engine_has_not_put_back(tmp_path: Path, torn: bool) -> None:
+    with pytest.raises(Stopped):
+        session(tmp_path, sampled(run=SIX), stop=BreakOff(torn=torn), every=5)
+    assert files(tmp_path / "checkpoints") == ([] if torn else ["iteration-000002.pt"])
+
+
+def test_checkpoint_without_data_module_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, KEY, sampled_state(), previous=0)
+    callback = IterationCheckpoint(run=None, run_key=KEY, checkpoints=tmp_path)
+
+    class NoData:
+        datamodule = None
+
+    module = sampled()
+    module.restore_training_state = lambda state: None
+    with pytest.raises(TypeError, match="data module"):
+        callback.on_fit_start(NoData(), module)  # pyright: ignore[reportArgumentType]
+
+
+def sampled_state() -> dict[str, Any]:
+    return {"iteration": 1, "policy_version": 1, "model": {}, "optimizer": {}}
+
+
+def test_interventions_are_recorded(acted_run: tuple[Path, RTIModule]) -> None:
+    directory, module = acted_run
+    records = [record for record in lines(directory, "interventions.jsonl") if record["iteration"] == 2]
+    made = [one for each in module.last_groups for one in each.interventions]
+    assert [record["id"] for record in records] == [one.id for one in made]
+    record = next(record for record in records if record["step"] == 1)
+    assert record["outcome"] == "accepted"
+    assert record["task"] == "<|bos|><|user|>box c<|end|><|assistant|>"
+    assert record["history"] == 'assistant: {"name": "open", "arguments": {}}\ntool: stuck'
+    assert record["original"] == '{"name": "take", "arguments": {"key": "red"}}'
+    assert record["correction"] == '{"name": "take", "arguments": {"key": "green"}}'
+    assert record["after"].startswith('assistant: {"name": "open", "arguments": {}}\ntool: code ')
+    assert record["child_reward"] == 1.0
+    assert record["source"] == "self"
+    assert "".join(record["tokens"]) == record["correction"] + "<|end|>"
+    assert len(record["tokens"]) == len(record["log_probs"])
+    assert [check["name"] for check in record["checks"]] == ["gold", "leak", "plausible"]
+    assert len(record["log_probs"]) == len(record["calibration_log_probs"]) == len(record["weights"])
+
+
+def test_rollouts_are_recorded_every_second_iteration(acted_run: tuple[Path, RTIModule]) -> None:
+    directory, module = acted_run
+    records = lines(directory, "rollouts.jsonl")
+    assert [(record["iteration"], record["task_id"]) for record in records] == [
+        (2, each.task.id) for each in module.last_groups
+    ]
+    trained_tokens = 0
+    for record, each in zip(records, module.last_groups, strict=True):
+        merged = [one for one in each.trajectories if one.fork is not None]
+        written = (*each.sampled, *merged)
+        samples = module.samples_of(each, module.algorithm.advantages(each))
+        assert [one["reward"] for one in record["trajectories"]] == [one.reward for one in written]
+        for one, streams in zip(written, record["trajectories"], strict=True):
+            last = one.turns[-1]
+            assert tuple(streams["token_ids"]) == one.prompt_ids(len(one.turns) - 1) + last.action_ids
+            assert streams["log_probs"][-len(last.action_ids) :] == list(last.action_log_probs)
+            trained = next((sample for sample in samples if sample and sample.member == one.member), None)
+            kept = trained if one in each.trajectories else None
+            expected = kept.loss_mask if kept else (False,) * len(streams["token_ids"])
+            assert streams["mask"] == [int(value) for value in expected]
+            trained_tokens += sum(streams["mask"])
+            assert len({len(streams[name]) for name in ("token_ids", "authors", "mask", "weights", "log_probs")}) == 1
+        for one, streams in zip(merged, record["trajectories"][len(each.sampled) :], strict=True):
+            written_by_corrector = [
+                weight
+                for author, weight in zip(streams["authors"], streams["weights"], strict=True)
+                if author == Author.CORRECTOR
+            ]
+            assert written_by_corrector == list(one.correction_weights)
+            assert streams["advantage"] > 0
+    assert trained_tokens > 0
+    assert trained_tokens == module.last_metrics["tokens/trained"]
+
+
+def task(number: int, family: str) -> Task:
+    return Task(id=f"task_{number}", family=family, split="heldout")
+
+
+def test_families_are_interleaved_evenly() -> None:
+    tasks = [task(0, "a"), task(1, "a"), task(2, "a"), task(3, "b"), task(4, "c"), task(5, "c")]
+    assert [one.id for one in interleaved_families(tasks)] == [f"task_{number}" for number in (0, 3, 4, 1, 5, 2)]
+
+
+def evaluated(number: int, *rewards: float) -> Any:
+    one = task(number, "a")
+    return group([trajectory([turn([1], [2])], member=i, reward=r, task=one) for i, r in enumerate(rewards)], task=one)
+
+
+def test_evaluation_row() -> None:
+    groups = [
+        evaluated(0, 1, 1, 0, 0),
+        evaluated(1, 0, 0, 0, 0),
+        evaluated(2, 1, math.nan, 0, 0),
+        evaluated(3, math.nan),
+    ]
+    row = evaluation_row(10, groups, 4, 1.0)
+    assert row == {
+        "kind": "eval",
+        "iteration": 10,
+        "split": "heldout",
+        "pass@1": pytest.approx((0.5 + 0 + 1 / 3) / 3),
+        "pass@4": 0.5,
+        "infrastructure_failures": 2,
+        "tasks": [
+            {"task_id": "task_0", "family": "a", "samples": 4, "successes": 2},
+            {"task_id": "task_1", "family": "a", "samples": 4, "successes": 0},
+            {"task_id": "task_2", "family": "a", "samples": 3, "successes": 1},
+            {"task_id": "task_3", "family": "a", "samples": 0, "successes": 0},
+        ],
+    }
+
+
+def test_evaluation_row_without_a_valid_sample() -> None:
+    row = evaluation_row(0, [evaluated(0, math.nan)], 2, 1.0)
+    assert (row["pass@1"], row["pass@2"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"), [(0, [0, 6]), (4, [0, 4, 6]), (3, [0, 3, 6]), (1, [0, 1, 2, 3, 4, 5, 6])]
+)
+def test_when_it_evaluates(every: int, expected: list[int]) -> None:
+    found: list[dict[str, Any]] = []
+
+    class Rows:
+        def append_metrics(self, row: dict[str, Any]) -> None:
+            found.append(row)
+
+    settings = EvaluationSettings(every=every, tasks=1, samples=2)
+    callback = EvaluationCallback(run=Rows(), tasks=CoinWorld().tasks("heldout"), settings=settings)  # pyright: ignore
+    fit(sampled(run=dataclasses.replace(SIX, tasks_per_iteration=1)), [callback])
+    assert [row["iteration"] for row in found] == expected
+
+
+def test_evaluation_never_changes_training_nor_intervenes() -> None:
+    run = dataclasses.replace(SIX, max_iterations=2, tasks_per_iteration=4)
+    found: list[dict[str, Any]] = []
+
+    class Rows:
+        def append_metrics(self, row: dict[str, Any]) -> None:
+            found.append(row)
+
+    # Held-out boxes are unknown to the script; training tasks stand in for them.
+    settings = EvaluationSettings(every=1, tasks=3, samples=2, temperature=0.5)
+    callback = EvaluationCallback(run=Rows(), tasks=GuessWorld().tasks("train"), settings=settings)  # pyright: ignore
+    with_evaluation, without = fit(acted(run=run), [callback]), fit(acted(run=run))
+    assert equal_weights(weights(with_evaluation), weights(without))
+    assert [one["task_id"] for one in found[0]["tasks"]] == ["box_0", "box_1", "box_2"]
+    assert all(one["successes"] == 0 for row in found for one in row["tasks"] if one["task_id"] == "box_2")
+    assert with_evaluation.engine.synced == [0, 1, 1, 2, 2]  # pyright: ignore[reportAttributeAccessIssue]
+    requests = with_evaluation.engine.generate_requests  # pyright: ignore[reportAttributeAccessIssue]
+    assert {request.sampling.temperature for request in requests} >= {0.5, 1.0}
+
+
+def test_evaluation_is_in_the_precision_of_training() -> None:
+    found: list[dict[str, Any]] = []
+    autocast: list[bool] = []
+
+    class Rows:
+        def append_metrics(self, row: dict[str, Any]) -> None:
+            found.append(row)
+
+    settings = EvaluationSettings(every=1, tasks=2, samples=2)
+    callback = EvaluationCallback(run=Rows(), tasks=CoinWorld().tasks("heldout"), settings=settings)  # pyright: ignore
+    module = sampled(run=dataclasses.replace(SIX, max_iterations=2))
+    module.model.register_forward_pre_hook(lambda *_: autocast.append(torch.is_autocast_enabled("cpu")))
+    fit(module, [callback], precision="bf16-mixed")
+    assert [row["iteration"] for row in found] == [0, 1, 2]
+    assert all(autocast)
