@@ -64,13 +64,6 @@ class RemoteSettings:
     failure_window: int = _volatile(50)
     cache: str | None = _volatile(None)
     """Folder of answers that are kept and used again for equal requests; null: none are kept."""
-    price_input: float | None = _volatile(None)
-    """Of a million prompt tokens, in whatever currency; null: cost is not known."""
-    price_output: float | None = _volatile(None)
-    price_cached_input: float | None = _volatile(None)
-    """Of a million prompt tokens that the server had cached; null: as `price_input`."""
-    max_cost: float = _volatile(math.inf)
-    """Once so much is spent by a process, nothing more is asked; needs both prices."""
 
     def __post_init__(self) -> None:
         self._check_address()
@@ -82,17 +75,10 @@ class RemoteSettings:
         for name in (entry.name for entry in dataclasses.fields(self) if entry.name.endswith("_seconds")):
             if not 0 < getattr(self, name) < math.inf:
                 raise SettingsError(f"{name}={getattr(self, name)}: must be a finite number > 0")
-        for name in ("requests_per_minute", "max_cost"):
-            if not getattr(self, name) > 0:
-                raise SettingsError(f"{name}={getattr(self, name)}: must be a number > 0, or inf")
+        if not self.requests_per_minute > 0:
+            raise SettingsError(f"requests_per_minute={self.requests_per_minute}: must be a number > 0, or inf")
         if not 0 <= self.max_failure_rate <= 1:
             raise SettingsError(f"max_failure_rate={self.max_failure_rate}: must be in [0, 1]")
-        for name in ("price_input", "price_output", "price_cached_input"):
-            price = getattr(self, name)
-            if price is not None and not 0 <= price < math.inf:
-                raise SettingsError(f"{name}={price}: must be null or a finite number >= 0")
-        if self.max_cost < math.inf and None in (self.price_input, self.price_output):
-            raise SettingsError(f"max_cost={self.max_cost}: must be inf unless price_input and price_output are given")
         if self.max_tokens_key not in ("max_tokens", "max_completion_tokens"):
             raise SettingsError(
                 f"max_tokens_key={self.max_tokens_key!r}: must be 'max_tokens' or 'max_completion_tokens'"
@@ -123,14 +109,6 @@ class RemoteSettings:
         if self.answers_as is not None:
             return answered == self.answers_as
         return re.fullmatch(re.escape(self.model) + r"(-\d{4}(-?\d{2}){0,2})?", answered) is not None
-
-    def cost(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float | None:
-        """What an answer cost; None without prices."""
-        if self.price_input is None or self.price_output is None:
-            return None
-        cached_price = self.price_input if self.price_cached_input is None else self.price_cached_input
-        fresh = prompt_tokens - cached_tokens
-        return (fresh * self.price_input + cached_tokens * cached_price + completion_tokens * self.price_output) / 1e6
 
 
 # The settings of roles that a remote model plays. No super(): a dataclass with slots is another class than its body's.

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class JudgeModel(Protocol):
-    """What is needed of a model: `rti_exp.engines.remote.client.ChatModel` has it."""
+    """What is needed of a model: `rti_exp.engines.remote.ChatModel` has it."""
 
     def reply(self, messages: Sequence[Message], *, temperature: float, max_tokens: int, seed: int | None) -> Any:
         """An answer whose `message.content` is its text."""

@@ -201,7 +201,7 @@ def _local(config: Config, world: Any, weights: Any, todo: Sequence[tuple[Task, 
 def _remote(config: Config, world: Any, weights: Any, todo: Sequence[tuple[Task, Sequence[int]]], note: Note) -> None:
     """A model behind an endpoint: as many episodes at once as it is sent requests, each in a thread."""
     from rti_exp.engines.remote import ChatModel
-    from rti_exp.engines.remote.background import cancel_all
+    from rti_exp.processes.background_loop import cancel_all
     from rti_exp.rollout.chat_rollouts import ChatRollouts
 
     assert isinstance(config.policy, RemotePolicySettings)
@@ -242,12 +242,11 @@ def _remote(config: Config, world: Any, weights: Any, todo: Sequence[tuple[Task,
 
 def _tell_usage(model: Any) -> None:
     usage = model.usage
-    lost = ", ".join(f"{count} {cause}" for cause, count in model.lost.items())
+    lost = ", ".join(f"{count} {cause}" for cause, count in usage.lost_by_cause.items())
     print(
         f"{usage.answered} answers ({usage.from_cache} kept from before), {usage.tries} tries, "
         f"{usage.lost} requests lost{f' ({lost})' if lost else ''}, "
-        f"{usage.prompt_tokens} prompt and {usage.completion_tokens} completion tokens, "
-        f"cost {'not known (no prices)' if usage.cost is None else f'{usage.cost:.4f}'}",
+        f"{usage.prompt_tokens} prompt and {usage.completion_tokens} completion tokens",
         file=sys.stderr,
     )
 

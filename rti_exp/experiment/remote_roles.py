@@ -82,12 +82,9 @@ def _remote_engines(steps_in: Interventions | None) -> list[RemoteEngine]:
 
 
 def _total(engines: list[RemoteEngine], steps_in: Interventions) -> dict[str, float]:
-    """Sums since the start, of this process. Cost is left out where no role has a price."""
+    """Sums since the start, of this process."""
     usages: list[Usage] = [engine.model.usage for engine in engines]
     total: dict[str, float] = {f"remote/{name}": sum(getattr(one, name) for one in usages) for name in COUNTS}
-    costs = [one.cost for one in usages if one.cost is not None]
-    if costs:
-        total["remote/cost"] = sum(costs)
     total["remote/changed_texts"] = getattr(steps_in.corrector, "changed_texts", 0)
     return total
 

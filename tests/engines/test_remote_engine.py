@@ -1,4 +1,4 @@
-"""A remote model as an engine, and the ids that its conversations are spelled in."""
+"""A remote model as an engine, and the ids of its conversations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_character_is_an_id() -> None:
     assert min(HEADERS.values()) > END > 0x10FFFF  # beyond what any text can hold
 
 
-def test_prompts_are_read_back_as_messages() -> None:
+def test_prompts_can_be_read_back_as_messages() -> None:
     ids = RENDERER.opening([SYSTEM, USER], [{"name": "f", "description": "é"}])
     ids += RENDERER.action_ids('{"name": "f"}')
     ids += RENDERER.appended([Message(role="tool", content="done")], closed=True)
@@ -50,7 +50,7 @@ def test_prompts_are_read_back_as_messages() -> None:
     ]
 
 
-def test_what_one_role_says_in_a_row_is_one_message() -> None:
+def test_consecutive_messages_of_a_role_are_joined() -> None:
     ids = RENDERER.opening([USER], ()) + RENDERER.action_ids("x")
     ids += RENDERER.appended(
         [Message(role="tool", content="1"), Message(role="tool", content="2"), Message(role="system", content="s")],
@@ -63,7 +63,7 @@ def test_lone_surrogates_become_question_marks() -> None:
     assert RENDERER.action_ids("\ud800") == (ord("?"), END)
 
 
-def test_ids_that_are_no_prompt_are_refused() -> None:
+def test_ids_without_an_assistant_header_are_refused() -> None:
     with pytest.raises(ValueError, match="header of an assistant turn"):
         messages_of(RENDERER.action_ids("x"))
 
@@ -92,7 +92,7 @@ def server_that(script: Callable[[dict[str, Any]], str] | Sequence[str], answer:
     return FaultyServer(script, answer)
 
 
-def test_completions_are_what_was_answered() -> None:
+def test_completions_hold_the_answers() -> None:
     from tests.support.faulty_server import completion
 
     def answer(body: dict[str, Any]) -> Any:
@@ -101,11 +101,11 @@ def test_completions_are_what_was_answered() -> None:
 
     with server_that(["ok"], answer) as server:
         engine = engine_of(server)
-        one, two = engine.generate(requests("a", "b"))
-    assert (one.token_ids, one.stop_reason) == ((65, END), "stop")
-    assert (two.token_ids, two.stop_reason) == ((66,), "length")
-    assert all(math.isnan(value) for value in (*one.log_probs, *two.log_probs))
-    assert len(one.log_probs) == 2
+        first, second = engine.generate(requests("a", "b"))
+    assert (first.token_ids, first.stop_reason) == ((65, END), "stop")
+    assert (second.token_ids, second.stop_reason) == ((66,), "length")
+    assert all(math.isnan(value) for value in (*first.log_probs, *second.log_probs))
+    assert len(first.log_probs) == 2
     assert engine.generated_tokens == 6  # as the endpoint reported
     sent = next(body for body in server.requests if body["messages"][0]["content"] == "b")
     assert (sent["temperature"], sent["top_p"], sent["max_tokens"], sent["seed"]) == (0.5, 0.9, 7, 1)
@@ -123,19 +123,19 @@ def test_a_lost_request_leaves_the_others() -> None:
     assert lost == Lost("rejected: status 400: this prompt is too long")
 
 
-def test_all_lost_is_an_engine_that_is_not_there() -> None:
+def test_the_engine_is_unavailable_if_all_requests_are_lost() -> None:
     with server_that(["500"]) as server:
         with pytest.raises(EngineUnavailable, match=r"^server_error: status 500: out of order$") as caught:
             engine_of(server).generate(requests("a", "b"))
         assert not isinstance(caught.value, RequestsLost)
 
 
-def test_nothing_is_scored() -> None:
+def test_scoring_is_refused() -> None:
     with server_that(["ok"]) as server, pytest.raises(EngineUnusable, match=r"reweight\.scorer must be policy or off"):
         engine_of(server).score([ScoreRequest(prompt_ids=(1,), token_ids=(2,))])
 
 
-def test_another_renderers_prompts_are_refused() -> None:
+def test_prompts_of_another_renderer_are_refused() -> None:
     request = GenerateRequest(prompt_ids=(1,), sampling=Sampling(stop_ids=(2,)), seed=0)
     with server_that(["ok"]) as server, pytest.raises(ValueError, match="Transcript"):
         engine_of(server).generate([request])

@@ -191,7 +191,7 @@ def test_a_reward_function_that_raises_is_no_zero() -> None:
 def test_dropped_episodes_end_their_rollouts() -> None:
     import asyncio
 
-    from rti_exp.engines.remote.background import run
+    from rti_exp.processes.background_loop import run
 
     async def alive() -> int:
         return sum("rollout" in repr(task.get_coro()) for task in asyncio.all_tasks())

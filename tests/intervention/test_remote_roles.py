@@ -162,7 +162,7 @@ def test_above_the_stated_rate_the_job_ends() -> None:
 
 
 def test_a_wrong_key_ends_the_job() -> None:
-    with FaultyServer(["401"]) as server, pytest.raises(RemoteDown, match="refuses us"):
+    with FaultyServer(["401"]) as server, pytest.raises(RemoteDown, match="denies access"):
         corrected(server)
 
 

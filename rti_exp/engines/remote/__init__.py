@@ -4,13 +4,14 @@
     reply = model.reply([Message(role="user", content="Hello")])
     reply.message.content
 
-Importing this imports neither torch nor the client.
+Importing this package imports neither torch nor the client.
 """
 
 from rti_exp.config.remote_settings import RemoteSettings
-from rti_exp.engines.remote.client import ChatModel, ChatRequest, Reply
+from rti_exp.engines.remote.chat_model import ChatModel, ChatRequest
 from rti_exp.engines.remote.failures import Cause, RemoteDown, RemoteFailure
-from rti_exp.engines.remote.ledger import Usage
+from rti_exp.engines.remote.messages import Reply
+from rti_exp.engines.remote.usage import Usage
 
 __all__ = [
     "Cause",

@@ -1,4 +1,4 @@
-"""A remote model as an engine: for the roles, which ask in ids."""
+"""A remote model as an engine, for the roles, which ask in token ids."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import math
 from collections.abc import Sequence
 
 from rti_exp.engines.base import EngineUnavailable, EngineUnusable, GenerateRequest, RequestsLost, ScoreRequest
-from rti_exp.engines.remote.client import ChatModel, ChatRequest, Reply
+from rti_exp.engines.remote.chat_model import ChatModel, ChatRequest
 from rti_exp.engines.remote.failures import RemoteFailure
+from rti_exp.engines.remote.messages import Reply
 from rti_exp.engines.remote.transcript import END, Transcript, messages_of
 from rti_exp.types import Completion
 
 
 class RemoteEngine:
-    """Continues prompts of `Transcript` by asking `model`; all requests of a call at once.
+    """Continues prompts of `Transcript` by asking `model`, all requests of a call concurrently.
 
-    It gives no log-probs: those of its completions are NaN, and nothing can be scored. `max_tokens` of a request are
-    the endpoint's tokens, not ids; `generated_tokens` are those that it reported.
+    An endpoint gives no log-probs: those of the completions are NaN, and nothing can be scored. A request's
+    `max_tokens` are the endpoint's tokens, not ids; `generated_tokens` counts the tokens that the endpoint reported.
     """
 
     def __init__(self, model: ChatModel) -> None:
@@ -29,12 +30,12 @@ class RemoteEngine:
         """
         Raises:
             RequestsLost: some requests got no answer.
-            EngineUnavailable: none did.
-            EngineUnusable: the job must end (`ChatModel.reply`).
+            EngineUnavailable: no request got an answer.
+            EngineUnusable: the job must end (see `ChatModel.reply`).
         """
         replies = self.model.replies([_chat(request) for request in requests])
-        answered = {index: self._completion(one) for index, one in enumerate(replies) if isinstance(one, Reply)}
-        reasons = {index: str(one) for index, one in enumerate(replies) if isinstance(one, RemoteFailure)}
+        answered = {index: self._completion(reply) for index, reply in enumerate(replies) if isinstance(reply, Reply)}
+        reasons = {index: str(reply) for index, reply in enumerate(replies) if isinstance(reply, RemoteFailure)}
         if reasons and not answered:
             raise EngineUnavailable("; ".join(dict.fromkeys(reasons.values())))
         if reasons:
@@ -56,17 +57,17 @@ class RemoteEngine:
             EngineUnusable: always.
         """
         raise EngineUnusable(
-            f"{self.model.settings.model} is remote: it gives no log-probs of given tokens; "
+            f"{self.model.settings.model} is remote and gives no log-probs of given tokens; "
             "reweight.scorer must be policy or off"
         )
 
     def sync(self, policy_version: int) -> None:
-        """A remote model's weights are not ours to change."""
+        """Does nothing: a remote model's weights do not change."""
 
 
 def _chat(request: GenerateRequest) -> ChatRequest:
     if END not in request.sampling.stop_ids:
-        raise ValueError("a remote model's prompts are rendered by Transcript")
+        raise ValueError("the prompts of a remote model must be rendered by Transcript")
     return ChatRequest(
         messages=messages_of(request.prompt_ids),
         temperature=request.sampling.temperature,

@@ -1,7 +1,7 @@
-"""Conversations with a model whose tokenizer is not here, as ids that lose nothing.
+"""Conversations with a model whose tokenizer we do not have, as ids that lose nothing.
 
-Roles and rollouts speak in ids. An endpoint takes messages. Here a character is an id (its code point), and what
-separates messages are ids beyond Unicode, so that no text can spell one: the messages can be read back exactly.
+Roles and rollouts work with ids; an endpoint takes messages. Here each character is an id (its code point), and
+messages are separated by ids beyond Unicode, which no text can contain. So messages can be read back exactly.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from rti_exp.engines.remote.messages import encodable
 from rti_exp.types import Message, Role
 
 END = 0x110000
-"""The first id that is no character."""
+"""The first id that is not a character."""
 HEADERS: dict[Role, int] = {"system": END + 1, "user": END + 2, "assistant": END + 3, "tool": END + 4}
 ROLES: dict[int, Role] = {header: role for role, header in HEADERS.items()}
 
 
 class Transcript:
-    """A renderer (`rti_exp.rollout.render.Renderer`) for `rti_exp.engines.remote.engine.RemoteEngine`.
+    """A renderer (`rti_exp.rollout.renderer.Renderer`) for `rti_exp.engines.remote.engine.RemoteEngine`.
 
-    Turns are text, tool calls as their author spelled them: the endpoint is shown what the policy wrote, and answers
-    in kind. Tools are told in the system message, as JSON schemas.
+    Turns are text, with tool calls as their author wrote them. The tools are listed in the system message, as JSON
+    schemas.
     """
 
     @property
@@ -46,12 +46,12 @@ class Transcript:
         return (*_characters(text), END)
 
     def message(self, action_ids: Sequence[int]) -> Message:
-        """The text of a turn, without the white space around it, which is the endpoint's more than the author's."""
+        """The text of a turn, stripped: surrounding white space is the endpoint's rather than the author's."""
         return Message(role="assistant", content=self.text(action_ids).strip())
 
     def text(self, ids: Sequence[int]) -> str:
         """The characters among the ids."""
-        return "".join(map(chr, (i for i in ids if i < END)))
+        return "".join(chr(token_id) for token_id in ids if token_id < END)
 
 
 def _characters(text: str) -> tuple[int, ...]:
@@ -59,34 +59,38 @@ def _characters(text: str) -> tuple[int, ...]:
 
 
 def _ids(messages: Sequence[Message]) -> tuple[int, ...]:
-    return tuple(i for one in messages for i in (HEADERS[one.role], *_characters(one.content), END))
+    ids: list[int] = []
+    for message in messages:
+        ids += (HEADERS[message.role], *_characters(message.content), END)
+    return tuple(ids)
 
 
 def messages_of(prompt_ids: Sequence[int]) -> list[Message]:
-    """The messages that a prompt is made of, as chat endpoints take them.
+    """The messages that a prompt was rendered from, in the form that chat endpoints accept.
 
-    Only an opening system message stays one: later ones, which many chat templates refuse, are said by the user, as
-    are tool results, since calls are text here. What one role says in a row becomes one message.
+    Only an opening system message stays a system message; many chat templates refuse later ones, so those become user
+    messages. Tool results become user messages too, because calls are text here. Consecutive messages of one role are
+    joined.
 
     Raises:
-        ValueError: not a prompt: it does not end with the header of an assistant turn.
+        ValueError: the ids do not end with the header of an assistant turn.
     """
     if not prompt_ids or prompt_ids[-1] != HEADERS["assistant"]:
-        raise ValueError("a prompt ends with the header of an assistant turn")
-    read: list[Message] = []
+        raise ValueError("a prompt must end with the header of an assistant turn")
+    messages: list[Message] = []
     start = 0
     for place, token_id in enumerate(prompt_ids):
         if token_id == END:
-            _add(read, ROLES[prompt_ids[start]], "".join(map(chr, prompt_ids[start + 1 : place])))
+            _add(messages, ROLES[prompt_ids[start]], "".join(map(chr, prompt_ids[start + 1 : place])))
             start = place + 1
-    return read
+    return messages
 
 
-def _add(read: list[Message], role: Role, content: str) -> None:
+def _add(messages: list[Message], role: Role, content: str) -> None:
     if role == "tool":
         role, content = "user", f"[tool result]\n{content}"
-    elif role == "system" and read and any(message.role != "system" for message in read):
+    elif role == "system" and any(message.role != "system" for message in messages):
         role = "user"
-    if read and read[-1].role == role:
-        content = f"{read.pop().content}\n\n{content}"
-    read.append(Message(role=role, content=content))
+    if messages and messages[-1].role == role:
+        content = f"{messages.pop().content}\n\n{content}"
+    messages.append(Message(role=role, content=content))

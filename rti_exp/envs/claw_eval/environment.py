@@ -90,6 +90,6 @@ def _has_zone(text: str) -> bool:
 def _judge_model(node: dict[str, Any]) -> Any:
     from rti_exp.config.conversion import typed
     from rti_exp.config.remote_settings import RemoteSettings
-    from rti_exp.engines.remote.client import ChatModel
+    from rti_exp.engines.remote import ChatModel
 
     return ChatModel(typed(RemoteSettings, node, "env.judge"), key="env.judge")

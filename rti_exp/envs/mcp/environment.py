@@ -138,6 +138,6 @@ def _check_server(
 def _judge_model(node: dict[str, Any]) -> JudgeModel:
     from rti_exp.config.conversion import typed
     from rti_exp.config.remote_settings import RemoteSettings
-    from rti_exp.engines.remote.client import ChatModel
+    from rti_exp.engines.remote import ChatModel
 
     return ChatModel(typed(RemoteSettings, node, "env.judge"), key="env.judge")

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rti_exp.engines.remote.background import run
 from rti_exp.envs.base import InfrastructureError
+from rti_exp.processes.background_loop import run
 
 if TYPE_CHECKING:
     from mcp import ClientSession  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]

@@ -15,9 +15,9 @@ import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rti_exp.engines.remote.background import run
 from rti_exp.envs.base import InfrastructureError
 from rti_exp.envs.verifiers.scoring import ERRORS
+from rti_exp.processes.background_loop import run
 
 Result = TypeVar("Result")
 MODEL = "policy"

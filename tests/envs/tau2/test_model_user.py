@@ -24,7 +24,7 @@ from tests.support.tau2_play import say, task_of, use
 
 ROAMING = "[mobile_data_issue]airplane_mode_on|user_abroad_roaming_enabled_off[PERSONA:None]"
 REFUSED = (
-    rf"{MODEL} at http://127.* refuses us \(.*\); check env.user_model.base_url, env.user_model.model and "
+    rf"{MODEL} at http://127.* denies access \(.*\); check env.user_model.base_url, env.user_model.model and "
     r"env.user_model.api_key \(the key is in USER_KEY\)"
 )
 QUICK = {"attempts": 1, "read_seconds": 5.0, "first_wait_seconds": 0.01}
