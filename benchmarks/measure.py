@@ -102,10 +102,9 @@ def experiment(overrides: Sequence[str], directory: Path, run: Any = None) -> Ex
     """The experiment of a config, without W&B and evaluation unless the overrides say otherwise."""
     from rti_exp.config.check import check
     from rti_exp.config.compose import composed
-    from rti_exp.experiment import build
-    from rti_exp.experiment.trainer import quiet, seed_everything
+    from rti_exp.experiment.build import build_experiment
+    from rti_exp.experiment.trainer import prepare_process
 
     config = check(composed(["logger=none", "eval.tasks=0", "probe=none", *overrides]))
-    quiet()
-    seed_everything(config)
-    return build.experiment(config, run, directory=directory)
+    prepare_process(config.run.seed, config.trainer.threads)
+    return build_experiment(config, run, directory=directory)

@@ -121,21 +121,20 @@ def _iterations(logger: str | None, others: Sequence[str]) -> list[Clocks]:
     """The clocks of each iteration from the second on; with what is written beside it of the one before."""
     from rti_exp.config.check import check
     from rti_exp.config.compose import composed
-    from rti_exp.experiment import build
-    from rti_exp.experiment.trainer import quiet, seed_everything
+    from rti_exp.experiment.build import build_experiment, build_logger
+    from rti_exp.experiment.trainer import prepare_process
     from rti_exp.runs import Run
     from rti_exp.tracking.loggers import unfailing
 
     config = check(composed([f"logger={logger or 'none'}", *_keys(others)]))
-    quiet()
-    seed_everything(config)
+    prepare_process(config.run.seed, config.trainer.threads)
     with tempfile.TemporaryDirectory() as name:
         folder, run, told = Path(name) / config.key, None, None
         if logger is not None:
             run = Run.open(folder, key=config.key, study="x", config=config.plain)
-            told = build.run_logger(config, run)
+            told = build_logger(config, run)
             run.listeners += [] if told is None else [unfailing(told.log)]
-        made, clock = build.experiment(config, run, directory=folder), _Iterations()
+        made, clock = build_experiment(config, run, directory=folder), _Iterations()
         made.trainer.callbacks.append(clock)  # pyright: ignore[reportAttributeAccessIssue]
         made.fit()
         if run is not None:

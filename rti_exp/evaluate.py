@@ -38,8 +38,8 @@ from rti_exp.config.remote_settings import RemotePolicySettings
 from rti_exp.config.settings import SettingsError
 from rti_exp.evaluation.results import estimates
 from rti_exp.evaluation.runner import Evaluation, EvaluationFailed, evaluate
-from rti_exp.experiment import build
-from rti_exp.experiment.remote_roles import check_remote
+from rti_exp.experiment.checks import check_parts
+from rti_exp.experiment.remote_models import check_endpoints, endpoints
 from rti_exp.experiment.trainer import check_accelerator
 from rti_exp.runs import read_config
 from rti_exp.runs.find import NotFound, find_run
@@ -81,11 +81,11 @@ def _check(evaluation: Evaluation) -> None:
     if config.evaluation.tasks == 0:
         raise SettingsError("eval.tasks=0: must be an integer >= 1, there is nothing else to do here")
     if isinstance(config.policy, RemotePolicySettings):
-        check_remote(config)
+        check_endpoints(endpoints(config), config.reweight.scorer)
         return
-    build.check_parts(config, training=False)
+    check_parts(config, training=False)
     try:
-        check_accelerator(config)
+        check_accelerator(config.trainer.accelerator)
     except SettingsError as error:
         of_run = "" if evaluation.run is None else " (of this run: trainer.accelerator=cpu)"
         raise SettingsError(f"{error}{of_run}") from error

@@ -125,12 +125,12 @@ def export(settings: ExportSettings) -> None:
 def _write(settings: ExportSettings, directory: Path, config: Config, policy: PolicySettings, source: Path) -> None:
     import torch
 
-    from rti_exp.experiment.trainer import quiet
+    from rti_exp.experiment.trainer import silence_libraries
     from rti_exp.models.adapters import add_lora, merge_lora, save_adapter
     from rti_exp.models.load import load
     from rti_exp.models.weights import restore_weights
 
-    quiet()
+    silence_libraries()
     state = _checkpoint(directory)
     loaded = load(source, policy.dtype, given=f"policy.path={policy.path!r}")
     model = loaded.model

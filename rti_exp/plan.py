@@ -30,7 +30,7 @@ from rti_exp.config.model_files import HUB, PACKAGED
 from rti_exp.config.paths import BUILTIN, policy_folder
 from rti_exp.config.remote_settings import RemotePolicySettings
 from rti_exp.config.settings import SettingsError
-from rti_exp.experiment.trainer import quiet
+from rti_exp.experiment.trainer import silence_libraries
 from rti_exp.models.known import ARCHITECTURES
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         refuse_options(arguments)
         numbers = {key: _positive(key, value) for key, _, value in (a.partition("=") for a in arguments) if key in OWN}
         config = check(composed([text for text in arguments if text.partition("=")[0] not in OWN]))
-        quiet()
+        silence_libraries()
         architecture, source = _architecture(config)
         from rti_exp.models.memory import sizes
 

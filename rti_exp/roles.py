@@ -21,8 +21,9 @@ from rti_exp.config.compose import CONFIG_ERRORS, bad_config, composed
 from rti_exp.config.conversion import refuse_options
 from rti_exp.config.group_settings import verifier_settings
 from rti_exp.config.settings import SettingsError
-from rti_exp.experiment import build
-from rti_exp.experiment.trainer import quiet, seed_everything
+from rti_exp.experiment.checks import check_parts
+from rti_exp.experiment.policies import PolicyLoader
+from rti_exp.experiment.trainer import prepare_process
 
 if TYPE_CHECKING:
     from rti_exp.pretraining.verifier_audit import Matrix
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         refuse_options(arguments)
         plays, overrides = _plays(arguments)
         config = check(composed(overrides))
-        build.check_parts(config)
+        check_parts(config)
         Console().print(*measure(config, plays=plays), sep="\n")
     except CONFIG_ERRORS as error:
         return bad_config(error)
@@ -65,12 +66,12 @@ def measure(config: Config, *, plays: int = PLAYS) -> list[Table]:
     from rti_exp.pretraining.role_accuracy import Probe
     from rti_exp.pretraining.verifier_audit import audit
 
-    quiet()
-    seed_everything(config)
-    policy = build.player(config, config.policy.path)
+    prepare_process(config.run.seed, config.trainer.threads)
+    loader = PolicyLoader(config.policy, config.engine, config.run.seed)
+    policy = loader.policy()
     writer, options = policy, config.corrector.options
     if isinstance(options, CorrectorSettings) and options.path is not None:
-        writer = build.player(config, options.path, key="corrector.path")
+        writer = loader.model(options.path, "corrector.path", None)
     probe = Probe(
         engine=policy.engine,
         corrector=writer.engine,

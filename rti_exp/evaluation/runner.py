@@ -32,8 +32,10 @@ from rti_exp.evaluation.results import (
     task_rows,
     too_few_tasks,
 )
-from rti_exp.experiment import build
-from rti_exp.experiment.trainer import device_of, precision_of, quiet, seed_everything
+from rti_exp.experiment.build import build_collector
+from rti_exp.experiment.parts import build_environment
+from rti_exp.experiment.policies import PolicyLoader
+from rti_exp.experiment.trainer import device_of, precision_context, prepare_process
 from rti_exp.runs import read_status, run_key
 from rti_exp.types import Task, Trajectory
 
@@ -66,11 +68,10 @@ def evaluate(evaluation: Evaluation) -> tuple[dict[str, Any], Path]:
     from rti_exp.training.callbacks import interleaved_families
 
     config = evaluation.config
-    quiet()
-    seed_everything(config)
+    prepare_process(config.run.seed, config.trainer.threads)
     weights, about = _weights(evaluation)
     folder = _folder(evaluation, about)
-    with _closing(build.environment(config)) as world:
+    with _closing(build_environment(config.env, config.env_timeout)) as world:
         heldout = interleaved_families(world.tasks("heldout"))
         if told := too_few_tasks(config.evaluation.tasks, len(heldout)):
             print(told, file=sys.stderr)
@@ -169,8 +170,8 @@ def _local(config: Config, world: Any, weights: Any, todo: Sequence[tuple[Task, 
     """A model in this process, as many tasks together as the engine decodes at once."""
     from rti_exp.models.weights import restore_weights
 
-    device = device_of(config)
-    policy = build.player(config, config.policy.path, device=device)
+    device = device_of(config.trainer.accelerator)
+    policy = PolicyLoader(config.policy, config.engine, config.run.seed).policy(device)
     iteration = 0
     if weights is not None:
         try:
@@ -181,12 +182,12 @@ def _local(config: Config, world: Any, weights: Any, todo: Sequence[tuple[Task, 
             ) from error
         iteration = int(weights["iteration"])
         policy.engine.sync(iteration)
-    rollouts = build.collector(config, world, policy)
+    rollouts = build_collector(config, world, policy)
     samples = config.evaluation.samples
     together = max(1, getattr(config.engine.options, "max_batch", 256) // samples)
     for start in range(0, len(todo), together):
         part = todo[start : start + together]
-        with precision_of(config, policy.model, device):
+        with precision_context(config.trainer.precision, policy.model, device):
             groups = rollouts.collect(
                 [task for task, _ in part],
                 samples,
@@ -219,7 +220,7 @@ def _remote(config: Config, world: Any, weights: Any, todo: Sequence[tuple[Task,
 
     def play(task: Task, number: int) -> Trajectory:
         if not hasattr(own, "world"):
-            own.world = build.environment(config)
+            own.world = build_environment(config.env, config.env_timeout)
             made.append(own.world)
         return rollouts.run(own.world, task, number)
 

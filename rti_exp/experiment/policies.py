@@ -1,30 +1,27 @@
-"""Who rolls out: a model with its tokenizer and engine, and the collectors made of it.
-
-torch is imported by what is called.
-"""
+"""Loaded models: weights, tokenizer, engine and chat format of a policy path. The called code imports torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rti_exp.config.algorithm_settings import LuffySettings
-from rti_exp.config.check import Config
-from rti_exp.envs.base import Environment
+from rti_exp.config.check import Part
+from rti_exp.config.paths import policy_folder
+from rti_exp.config.policy_settings import PolicySettings
+from rti_exp.config.settings import SettingsError
+from rti_exp.experiment.parts import build_part, options_of
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from rti_exp.engines.base import Engine
     from rti_exp.rollout.chat_render import ChatRenderer
-    from rti_exp.rollout.collect import Collector
     from rti_exp.rollout.render import TokenRenderer
-    from rti_exp.rollout.teacher import TeacherRollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Player:
+class LoadedPolicy:
     """A model with its tokenizer, the engine that samples it, and the renderer of its chat format."""
 
     model: PreTrainedModel
@@ -32,64 +29,57 @@ class Player:
     engine: Engine
     renderer: TokenRenderer | ChatRenderer
 
-
-def collector(config: Config, world: Environment, policy: Player) -> Collector:
-    from rti_exp.rollout.collect import Collector
-
-    return Collector(
-        environment=world,
-        engine=policy.engine,
-        renderer=policy.renderer,
-        settings=config.rollout,
-        seed=config.run.seed,
-    )
+    def has_tokenizer_of(self, other: LoadedPolicy) -> bool:
+        return self.tokenizer.backend_tokenizer.to_str() == other.tokenizer.backend_tokenizer.to_str()
 
 
-def teacher_rollouts(config: Config, rollouts: Collector, taught_by: Player | None) -> TeacherRollouts | None:
-    """None unless the algorithm's groups have members of a teacher."""
-    options = config.algorithm.options
-    if taught_by is None or not isinstance(options, LuffySettings):
-        return None
-    from rti_exp.rollout.collect import Collector
-    from rti_exp.rollout.teacher import TeacherRollouts
-    from rti_exp.types import Author
-
-    own = Collector(
-        environment=rollouts.environment,
-        engine=taught_by.engine,
-        renderer=rollouts.renderer,
-        settings=config.rollout,
-        seed=config.run.seed,
-        author=Author.TEACHER,
-    )
-    return TeacherRollouts(
-        teacher=own, policy=rollouts, members=options.n_prefix, prefix_fraction=options.prefix_fraction
-    )
-
-
-def same_tokenizer(first: Player, second: Player) -> bool:
-    return first.tokenizer.backend_tokenizer.to_str() == second.tokenizer.backend_tokenizer.to_str()
-
-
-class Judges:
-    """The models that play validator and verifier: the policy, or another one, which is loaded once for both.
+class PolicyLoader:
+    """Loads models in the policy's dtype and chat format, each with an engine of the configured kind.
 
     Args:
-        load: makes the player of a path; the second argument is the key that names it.
+        settings: The policy's group.
+        engine: The engine's group.
+        seed: Initialises adapters.
     """
 
-    def __init__(self, config: Config, policy: Player, load: Callable[[str, str], Player]) -> None:
-        self._config, self._policy, self._load = config, policy, load
-        self._others: dict[str, Player] = {}
+    def __init__(self, settings: PolicySettings, engine: Part, seed: int) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._seed = seed
 
-    def voice(self, role: str) -> dict[str, Any]:
-        """Who speaks, as keyword arguments of the role's class."""
-        path = getattr(getattr(self._config, role).options, "policy", None)
-        if not isinstance(path, str):
-            return {"engine": self._policy.engine, "renderer": self._policy.renderer}
-        if path not in self._others:
-            self._others[path] = self._load(path, f"{role}.policy")
-        other = self._others[path]
-        same = same_tokenizer(self._policy, other)
-        renderer = self._policy.renderer if same else other.renderer
-        return {"engine": other.engine, "renderer": renderer, "same_tokenizer": same}
+    def policy(self, device: torch.device | None = None) -> LoadedPolicy:
+        """The policy, with its adapters and gradient checkpointing.
+
+        Raises:
+            SettingsError: it cannot be loaded or rendered, or the engine cannot run it.
+        """
+        return self._load(self._settings.path, "policy.path", device, trained=True)
+
+    def model(self, path: str, key: str, device: torch.device | None) -> LoadedPolicy:
+        """Another model; `key` names its path in errors.
+
+        Raises:
+            SettingsError: as for the policy.
+        """
+        return self._load(path, key, device, trained=False)
+
+    def _load(self, path: str, key: str, device: torch.device | None, *, trained: bool) -> LoadedPolicy:
+        from rti_exp.models.adapters import add_lora
+        from rti_exp.models.load import load
+        from rti_exp.models.recompute import recompute_layers
+        from rti_exp.rollout.renderers import renderer_for
+
+        named = f"{key}={path!r}"
+        loaded = load(policy_folder(path, key), self._settings.dtype, given=named)
+        renderer = renderer_for(loaded.tokenizer, self._settings.chat, given=named)
+        if trained and self._settings.lora.rank:
+            add_lora(loaded.model, self._settings.lora, seed=self._seed)
+        if trained and self._settings.gradient_checkpointing:
+            recompute_layers(loaded.model)
+        if device is not None:
+            loaded.model.to(device)  # pyright: ignore[reportArgumentType]  (a decorator hides its signature)
+        try:
+            engine = build_part(self._engine, model=loaded.model, **options_of(self._engine))
+        except ValueError as error:
+            raise SettingsError(f"{named}: {error}") from error
+        return LoadedPolicy(model=loaded.model, tokenizer=loaded.tokenizer, engine=engine, renderer=renderer)

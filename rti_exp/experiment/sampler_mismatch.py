@@ -1,51 +1,40 @@
-"""A sampler that is not the scorer, in the metrics: how far its log-probs were from the trainer's.
-
-torch is imported by what is called.
-"""
+"""Metrics of a sampler that is not the scorer: how far its log-probs were from the trainer's. Imports torch lazily."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytorch_lightning import Callback
-
     from rti_exp.engines.base import Engine
     from rti_exp.engines.vllm.engine import VllmEngine
 
 
-def mismatch_callbacks(engine: Engine) -> list[Callback]:
-    """One that puts the mismatch of an iteration's rollouts into its metrics, of all processes; none for other engines.
+class SamplerMismatch:
+    """The mismatch of an iteration's rollouts, over all ranks, and the seconds that this rank took to send weights."""
 
-    `time/weights` are the seconds that giving the weights took, of this process.
-    """
-    from rti_exp.engines.vllm.engine import VllmEngine
+    def __init__(self, engine: VllmEngine) -> None:
+        self._engine = engine
+        self._weight_seconds = engine.weight_seconds
 
-    if not isinstance(engine, VllmEngine):
-        return []
-    from pytorch_lightning.callbacks import LambdaCallback
+    def begin(self) -> None:
+        from rti_exp.engines.vllm.mismatch import Mismatch
 
-    seconds = [engine.weight_seconds]
+        self._engine.mismatch = Mismatch()
+        self._weight_seconds = self._engine.weight_seconds
 
-    def begin(*rest: object) -> None:
-        _restart(engine)
-        seconds[0] = engine.weight_seconds
-
-    def end(trainer: Any, module: Any, *rest: object) -> None:
+    def metrics(self) -> dict[str, float | None]:
         from rti_exp.engines.vllm.mismatch import summed
         from rti_exp.training.distributed import gather_from_ranks
 
-        whole = summed(gather_from_ranks(engine.mismatch))
-        found = whole.metrics(weighted=engine.importance_cap is not None)
-        module.last_metrics = {**module.last_metrics, **found, "time/weights": engine.weight_seconds - seconds[0]}
-
-    def stop(*rest: object) -> None:
-        engine.close()
-
-    return [LambdaCallback(on_train_batch_start=begin, on_train_batch_end=end, on_fit_end=stop, on_exception=stop)]
+        total = summed(gather_from_ranks(self._engine.mismatch))
+        return {
+            **total.metrics(weighted=self._engine.importance_cap is not None),
+            "time/weights": self._engine.weight_seconds - self._weight_seconds,
+        }
 
 
-def _restart(engine: VllmEngine) -> None:
-    from rti_exp.engines.vllm.mismatch import Mismatch
+def sampler_mismatch(engine: Engine) -> list[SamplerMismatch]:
+    """The mismatch as a metric source; none for an engine that samples with the trainer's own weights."""
+    from rti_exp.engines.vllm.engine import VllmEngine
 
-    engine.mismatch = Mismatch()
+    return [SamplerMismatch(engine)] if isinstance(engine, VllmEngine) else []

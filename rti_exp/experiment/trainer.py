@@ -1,11 +1,7 @@
-"""Lightning's Trainer as a run wants it, and the settings of the process around it.
-
-torch is imported by what is called.
-"""
+"""Lightning's Trainer for a run, and the settings of its process. The called code imports torch."""
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import warnings
@@ -13,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rti_exp.config.check import Config
+from rti_exp.config.group_settings import TrainerSettings
 from rti_exp.config.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -21,27 +17,22 @@ if TYPE_CHECKING:
     from pytorch_lightning import Callback, Trainer
 
     from rti_exp.engines.base import Engine
-    from rti_exp.training.learner import RTIModule
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""glibc's numbers of these settings, in bytes (malloc.h)."""
 
 
-def trainer(config: Config, callbacks: list[Any]) -> Trainer:
+def build_trainer(settings: TrainerSettings, callbacks: list[Any]) -> Trainer:
     from pytorch_lightning import Trainer
 
-    settings = config.trainer
     return Trainer(
         accelerator=settings.accelerator,
         devices=settings.devices,
         num_nodes=settings.num_nodes,
-        strategy=_sharding(config) if settings.strategy == "fsdp" else settings.strategy,
+        strategy=_sharding(settings) if settings.strategy == "fsdp" else settings.strategy,
         precision=settings.precision,  # pyright: ignore[reportArgumentType]
         deterministic="warn" if settings.deterministic else None,
         max_epochs=1,
         callbacks=callbacks,
-        logger=False,  # rti_exp.tracking.loggers gets the rows, with iterations as x-axis
-        enable_checkpointing=False,  # IterationCheckpoint does it
+        logger=False,  # rti_exp.tracking logs the rows, with iterations as x-axis
+        enable_checkpointing=False,  # IterationCheckpoint saves
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
@@ -49,10 +40,9 @@ def trainer(config: Config, callbacks: list[Any]) -> Trainer:
     )
 
 
-def _sharding(config: Config) -> Any:
+def _sharding(settings: TrainerSettings) -> Any:
     from pytorch_lightning.strategies import ModelParallelStrategy
 
-    settings = config.trainer
     return ModelParallelStrategy(
         data_parallel_size=settings.devices * settings.num_nodes,
         tensor_parallel_size=1,
@@ -60,25 +50,12 @@ def _sharding(config: Config) -> Any:
     )
 
 
-def check_strategy(config: Config) -> None:
-    """
-    Raises:
-        SettingsError: FSDP with adapters, whose arithmetic is not that of the weights beside them.
-    """
-    if config.trainer.strategy == "fsdp" and config.policy.lora.rank:
-        raise SettingsError(
-            f"trainer.strategy=fsdp: must be ddp with policy.lora.rank={config.policy.lora.rank}; adapters are too "
-            "small to be worth sharding"
-        )
-
-
-def check_accelerator(config: Config) -> None:
-    """That a GPU that is asked for is there; imports torch for that only.
+def check_accelerator(accelerator: str) -> None:
+    """Imports torch only if a GPU is asked for.
 
     Raises:
-        SettingsError: there is none.
+        SettingsError: a GPU is asked for, and torch finds none.
     """
-    accelerator = config.trainer.accelerator
     if accelerator not in ("gpu", "cuda", "mps"):
         return
     import torch
@@ -86,26 +63,24 @@ def check_accelerator(config: Config) -> None:
     usable = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not usable.get(accelerator, any(usable.values())):
         raise SettingsError(
-            f"trainer.accelerator={accelerator!r}: torch {torch.__version__} finds no usable GPU here; take trainer=cpu"
+            f"trainer.accelerator={accelerator!r}: torch {torch.__version__} finds no usable GPU here; use trainer=cpu"
         )
 
 
-def device_of(config: Config) -> torch.device:
-    """Where `trainer` would put a model that is evaluated; of several devices the first."""
+def device_of(accelerator: str) -> torch.device:
+    """The device of a model that is evaluated under `trainer.accelerator`; the first of several."""
     import torch
 
-    accelerator = config.trainer.accelerator
     if accelerator == "gpu":
         accelerator = "cuda" if torch.cuda.is_available() else "mps"
     return torch.device("cpu" if accelerator == "auto" else accelerator)
 
 
 @contextmanager
-def precision_of(config: Config, model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """The arithmetic of `trainer.precision`, as rollouts have it in training."""
+def precision_context(precision: str, model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """The arithmetic that rollouts have in training under `trainer.precision`."""
     import torch
 
-    precision = config.trainer.precision
     if precision == "bf16-mixed":
         with torch.autocast(device.type, dtype=torch.bfloat16):
             yield
@@ -115,80 +90,41 @@ def precision_of(config: Config, model: torch.nn.Module, device: torch.device) -
     yield
 
 
-def forgetting(engines: Sequence[Engine]) -> Callback:
-    """Each iteration starts with engines that have stored nothing, as a resumed run's do.
+def engine_callback(engines: Sequence[Engine]) -> Callback:
+    """Clears the engines' caches before each iteration, and closes engines that have processes after training.
 
-    What an engine has stored (of an evaluation, or a teacher of the iteration before) changes the shapes of its
-    batches, and so the last digits.
+    A cache (left by an evaluation, or by the iteration before) changes the shapes of the next batches and so the last
+    digits; a resumed run starts without one.
     """
     from pytorch_lightning.callbacks import LambdaCallback
 
-    def forget(trainer: Trainer, module: RTIModule, *rest: object) -> None:
+    def clear(trainer: Any, module: Any, *rest: object) -> None:
         for engine in engines:
             engine.sync(module.policy_version)
 
-    return LambdaCallback(on_train_batch_start=forget)
+    def close(*rest: object) -> None:
+        for engine in engines:
+            if (close_engine := getattr(engine, "close", None)) is not None:
+                close_engine()
+
+    return LambdaCallback(on_train_batch_start=clear, on_fit_end=close, on_exception=close)
 
 
-def seed_everything(config: Config) -> None:
+def prepare_process(seed: int, threads: int) -> None:
+    """Seeds every generator and sets torch's threads, before an experiment is built."""
+    silence_libraries()
     import pytorch_lightning
     import torch
     import torch.utils.deterministic
 
-    torch.set_num_threads(config.trainer.threads)
-    # Deterministic mode would fill all new memory, to show up what reads it unwritten: a tenth of a rollout's time.
+    torch.set_num_threads(threads)
+    # Deterministic mode would fill all new memory to expose reads of it: a tenth of a rollout's time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-    pytorch_lightning.seed_everything(config.run.seed, workers=True, verbose=False)
-    keep_freed_memory()
+    pytorch_lightning.seed_everything(seed, workers=True, verbose=False)
 
 
-def keep_freed_memory() -> None:
-    """What tensors leave stays with the process for the next ones: glibc would give it back, and get it anew as zeros.
-
-    Of tensors of more than 64 MiB it still does (32 MiB before glibc 2.35, which takes no more, as its mallopt(3)
-    says). Elsewhere nothing happens.
-    """
-    import ctypes
-    import platform
-
-    if platform.libc_ver()[0] != "glibc":
-        return
-    libc = ctypes.CDLL(None)
-    # Without the first, the second would keep glibc from raising the first by itself, and make all slower.
-    if libc.mallopt(_MMAP_THRESHOLD, 2**26) or libc.mallopt(_MMAP_THRESHOLD, 2**25):
-        libc.mallopt(_TRIM_THRESHOLD, 2**30)
-
-
-@contextmanager
-def collections_put_off() -> Iterator[None]:
-    """No garbage collection, until the end: imports make objects by the hundred thousand, and they stay."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
-
-
-@contextmanager
-def spared_by_collections() -> Iterator[None]:
-    """What is there now is left out of garbage collections until the end.
-
-    Those are the million objects of torch, transformers and Lightning: to walk them takes a third of a second each
-    time, in the middle of an iteration. Afterwards they are collected as any, so that nothing stays of a job in a
-    process that runs several.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-def quiet() -> None:
-    """Keep Lightning's and transformers' advice out of a job's log."""
+def silence_libraries() -> None:
+    """Keeps Lightning's and transformers' advice out of a job's log."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import pytorch_lightning  # noqa: F401  (sets the level of its logger when imported)
     import transformers

@@ -27,7 +27,7 @@ from rti_exp.config.conversion import refuse_options, typed
 from rti_exp.config.paths import assets_root, policy_folder
 from rti_exp.config.policy_settings import PolicySettings, check_lora
 from rti_exp.config.settings import SettingsError, require_at_least
-from rti_exp.experiment.trainer import quiet
+from rti_exp.experiment.trainer import silence_libraries
 from rti_exp.pretraining.prior import Prior, TrainingSettings
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def finetune(source: Path, folder: Path, policy: PolicySettings, settings: Finet
     from rti_exp.rollout.renderers import renderer_for
 
     started = time.monotonic()
-    quiet()
+    silence_libraries()
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     given = f"policy.path={policy.path!r}"

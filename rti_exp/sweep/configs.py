@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig
 
 from rti_exp.config.check import Config, as_data, checked
-from rti_exp.experiment.build import check_parts
+from rti_exp.experiment.checks import check_parts
 from rti_exp.tracking.loggers import check_logger
 
 Compose = Callable[[Sequence[str]], DictConfig]

@@ -21,8 +21,9 @@ from rti_exp.config.check import Config, check
 from rti_exp.config.settings import SettingsError
 from rti_exp.engines.base import EngineUnusable
 from rti_exp.evaluation.results import too_few_tasks
-from rti_exp.experiment import build
-from rti_exp.experiment.trainer import check_accelerator, collections_put_off, quiet, seed_everything
+from rti_exp.experiment.build import build_experiment, build_logger
+from rti_exp.experiment.checks import check_parts
+from rti_exp.experiment.trainer import check_accelerator, prepare_process
 from rti_exp.processes.signals import end_with_the_parent, handled
 from rti_exp.runs import Run, RunBroken, RunDone, RunLocked, is_done
 from rti_exp.sweep.display import next_commands
@@ -51,7 +52,7 @@ def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: st
         RunUnwritable: the run directory cannot be made or written.
     """
     config = check(cfg)
-    build.check_parts(config)
+    check_parts(config)
     study = config.top.study_or(default_study)
     directory = config.directory(study)
     first = _is_first_rank(config)
@@ -63,7 +64,7 @@ def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: st
         end_with_the_parent()  # else it may wait for rank 0, which is gone, for half an hour
         return _train(config, None, directory)
     check_logger(config)
-    check_accelerator(config)
+    check_accelerator(config.trainer.accelerator)
     try:
         run = Run.open(
             directory,
@@ -151,14 +152,11 @@ def _finish(run: Run, state: str, error: BaseException | None) -> None:
 
 
 def _train(config: Config, run: Run | None, directory: Path) -> int:
-    with collections_put_off():
-        quiet()
-        seed_everything(config)
-        logger = build.run_logger(config, run) if run is not None else None
+    prepare_process(config.run.seed, config.trainer.threads)
+    logger = build_logger(config, run) if run is not None else None
     state = "failed"
     try:
-        with collections_put_off():
-            experiment = build.experiment(config, run, directory=directory)
+        experiment = build_experiment(config, run, directory=directory)
         if run is not None:
             if told := too_few_tasks(config.evaluation.tasks, len(experiment.heldout)):
                 print(told)

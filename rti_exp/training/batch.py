@@ -50,12 +50,12 @@ class Batch:
 def to_samples(
     group: Group, advantages_G: Sequence[float], scope: Scope, *, keep_zero_advantage: bool = False
 ) -> list[Sample]:
-    """The trainable trajectories of a group: `trajectory_samples` without the None."""
-    samples = trajectory_samples(group, advantages_G, scope, keep_zero_advantage=keep_zero_advantage)
+    """The trainable trajectories of a group: `group_samples` without the None."""
+    samples = group_samples(group, advantages_G, scope, keep_zero_advantage=keep_zero_advantage)
     return [sample for sample in samples if sample is not None]
 
 
-def trajectory_samples(
+def group_samples(
     group: Group, advantages_G: Sequence[float], scope: Scope, *, keep_zero_advantage: bool = False
 ) -> list[Sample | None]:
     """For each of `group.trajectories` what is trained of it; None where nothing is.

@@ -15,10 +15,11 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from rti_exp.config.settings import EvaluationSettings
 from rti_exp.objective.passk import pass_at_k
 from rti_exp.training.distributed import gather_from_ranks, interleave
-from rti_exp.training.gathering import require_valid
+from rti_exp.training.failure_limits import require_valid_rollouts
 from rti_exp.training.hooks import RunDirectory, learner
+from rti_exp.training.iteration import Stopwatch
 from rti_exp.training.learner import RTIModule
-from rti_exp.training.metrics import Stopwatch, mean, success_count
+from rti_exp.training.metrics import mean, success_count
 from rti_exp.training.records import Decode, intervention_records, rollout_record
 from rti_exp.training.resume import IterationCheckpoint
 from rti_exp.types import Group, Task
@@ -91,17 +92,15 @@ class RecorderCallback(Callback):
             self.run.append_metrics(row)
 
     def _record(self, run: RunDirectory, module: RTIModule) -> None:
-        iteration, groups = module.iteration, module.last_groups
-        records = [record for group in groups for record in intervention_records(iteration, group, self.decode)]
+        iteration = module.last_iteration
+        assert iteration is not None
+        number, groups = iteration.number, iteration.groups
+        records = [record for group in groups for record in intervention_records(number, group, self.decode)]
         if records:
             run.append_interventions(records)
-        if self.every and iteration % self.every == 0:
-            run.append_rollouts(self._rollout(module, group) for group in groups)
-
-    def _rollout(self, module: RTIModule, group: Group) -> dict[str, Any]:
-        advantages = module.algorithm.advantages(group)
-        samples = module.samples_of(group, advantages)
-        return rollout_record(module.iteration, group, advantages, samples, self.decode)
+        if self.every and number % self.every == 0:
+            streams = zip(groups, iteration.advantages, iteration.samples, strict=True)
+            run.append_rollouts(rollout_record(number, *stream, self.decode) for stream in streams)
 
 
 class EvaluationCallback(Callback):
@@ -140,7 +139,7 @@ class EvaluationCallback(Callback):
         started = time.perf_counter()
         module.eval()
         with trainer.precision_plugin.forward_context():  # the policy that is trained, not one of another precision
-            groups = module.collector.collect(
+            groups = module.rollouts.collector.collect(
                 self.tasks[trainer.global_rank :: trainer.world_size],
                 self.settings.samples,
                 module.iteration,
@@ -150,8 +149,8 @@ class EvaluationCallback(Callback):
         # What the engine has stored now would change the shapes of its next batches, and so the last digits.
         module.engine.sync(module.policy_version)
         groups = interleave(gather_from_ranks(groups))
-        require_valid(groups, f"evaluation after iteration {module.iteration}", module.limits)
-        row = evaluation_row(module.iteration, groups, self.settings.samples, module.success_threshold)
+        require_valid_rollouts(groups, f"evaluation after iteration {module.iteration}", module.settings.limits)
+        row = evaluation_row(module.iteration, groups, self.settings.samples, module.settings.success_threshold)
         if self.run is not None:
             self.run.append_metrics({**row, "time/eval": time.perf_counter() - started})
         logged = {f"eval/{name}": row[name] for name in row if name.startswith("pass@") and row[name] is not None}

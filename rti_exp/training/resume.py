@@ -13,8 +13,8 @@ from rti_exp.engines.casting import casts_left
 from rti_exp.runs.disk import Job
 from rti_exp.training.checkpoints import Checkpointer, latest_valid_checkpoint
 from rti_exp.training.hooks import RunDirectory, learner
+from rti_exp.training.iteration import Stopwatch
 from rti_exp.training.learner import RTIModule
-from rti_exp.training.metrics import Stopwatch
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class IterationCheckpoint(Callback):
             if exception is disk.error:
                 return
         # Sharded weights are gathered by all ranks together, and the others may be elsewhere.
-        whole = not (module.updating or module.sharded or casts_left(module.model))
+        whole = not (module.updating or module.policy.sharded or casts_left(module.model))
         if whole and module.iteration == self._recorded:
             self._save(module)
         if disk is not None:
@@ -104,7 +104,7 @@ class IterationCheckpoint(Callback):
     def _save(self, module: RTIModule) -> None:
         if module.iteration <= self._saved:
             return
-        state = module.training_state() if self.run is not None or module.sharded else None
+        state = module.training_state() if self.run is not None or module.policy.sharded else None
         if self.run is not None and state is not None:
             disk = self.run.disk
             disk.wait(self._publishing)

@@ -259,8 +259,8 @@ def test_a_logger_that_breaks_at_the_end_changes_nothing(
         def finish(self, state: str, run: Run) -> None:
             raise RuntimeError("the service is gone")
 
-    monkeypatch.setattr(job.build, "experiment", lambda *_, **__: Experiment())
-    monkeypatch.setattr(job.build, "run_logger", lambda *_: Logger())
+    monkeypatch.setattr(job, "build_experiment", lambda *_, **__: Experiment())
+    monkeypatch.setattr(job, "build_logger", lambda *_: Logger())
     found, directory = run_here(composed(*small))
     status = read_status(directory)
     assert status is not None

@@ -20,7 +20,7 @@ from rti_exp.config.check import GROUPS, PARTS, VOLATILE, check
 from rti_exp.config.group_settings import LocalEngineSettings, ProbeSettings, TopSettings
 from rti_exp.config.paths import assets_root
 from rti_exp.config.settings import RunSettings, SettingsError
-from rti_exp.experiment.build import check_parts
+from rti_exp.experiment.checks import check_parts
 
 Composed = Callable[..., DictConfig]
 

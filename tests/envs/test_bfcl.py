@@ -24,7 +24,8 @@ from rti_exp.envs.bfcl.backend import Backend
 from rti_exp.envs.bfcl.calls import Call, Refused, check_size, parse_call
 from rti_exp.envs.bfcl.data import CATEGORIES, entries, json_schema
 from rti_exp.envs.bfcl.episode import BfclEpisode
-from rti_exp.experiment.build import check_parts, environment
+from rti_exp.experiment.checks import check_parts
+from rti_exp.experiment.parts import build_environment
 from rti_exp.types import Message, Task, ToolCall
 
 
@@ -154,7 +155,10 @@ def test_the_benchmark_as_published_has_nothing_to_train_on(
     options = (f"policy.path={policy_folder}", "rollout.max_context=2048")
     config = check(composed("+benchmark=bfcl_base", *options))
     check_parts(config, training=False)
-    assert (len(environment(config).tasks("heldout")), config.evaluation.tasks) == (200, 200)
+    assert (len(build_environment(config.env, config.env_timeout).tasks("heldout")), config.evaluation.tasks) == (
+        200,
+        200,
+    )
     with pytest.raises(SettingsError, match="tasks_per_iteration=12: must be at most 0, the number of training tasks"):
         check_parts(config)
 

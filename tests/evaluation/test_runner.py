@@ -18,7 +18,7 @@ from rti_exp.config.paths import assets_root
 from rti_exp.config.settings import SettingsError
 from rti_exp.evaluate import main, notes
 from rti_exp.evaluation.results import EvaluationFolder, estimates, missing, task_rows
-from rti_exp.experiment.trainer import device_of, precision_of
+from rti_exp.experiment.trainer import device_of, precision_context
 from rti_exp.runs import read_lines
 from rti_exp.types import Task
 from tests.support.fakes import GuessWorld, right_texts, wrong_texts
@@ -231,7 +231,7 @@ def test_bad_config_is_exit_code_2(more: list[str], message: str, capsys: pytest
 
 
 def test_a_remote_policy_cannot_be_trained(composed: Callable[..., DictConfig]) -> None:
-    from rti_exp.experiment.build import check_parts
+    from rti_exp.experiment.checks import check_parts
 
     with pytest.raises(SettingsError, match="policy=remote: a remote model can be evaluated"):
         check_parts(check(composed("policy=remote")))
@@ -308,10 +308,10 @@ def test_a_local_policy_is_where_the_trainer_would_put_it(
     composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert device_of(check(composed())) == torch.device("cpu")
-    assert device_of(check(composed("trainer=gpu"))) == torch.device("cuda")
+    assert device_of(check(composed()).trainer.accelerator) == torch.device("cpu")
+    assert device_of(check(composed("trainer=gpu")).trainer.accelerator) == torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_of(check(composed("trainer=gpu"))) == torch.device("mps")
+    assert device_of(check(composed("trainer=gpu")).trainer.accelerator) == torch.device("mps")
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_its_arithmetic_is_the_trainers(
 ) -> None:
     config, model = check(composed(f"trainer.precision={precision}")), torch.nn.Linear(2, 2)
     x = torch.ones(1, 2, dtype=torch.bfloat16 if precision == "bf16-true" else torch.float32)
-    with precision_of(config, model, torch.device("cpu")):
+    with precision_context(config.trainer.precision, model, torch.device("cpu")):
         assert model(x).dtype is dtype
     assert not torch.is_autocast_enabled("cpu")
 

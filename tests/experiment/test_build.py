@@ -13,7 +13,8 @@ from omegaconf import DictConfig
 
 from rti_exp.config.check import check
 from rti_exp.config.settings import RolePrompt, SettingsError
-from rti_exp.experiment import build
+from rti_exp.experiment.checks import check_parts
+from rti_exp.experiment.roles import RoleBuilder
 from tests.support.chat_fakes import save_chat_policy
 
 
@@ -24,8 +25,10 @@ class OwnCorrector:
 
 def test_a_corrector_of_ones_own(composed: Callable[..., DictConfig]) -> None:
     own = ("~corrector", f"+corrector._target_={__name__}.OwnCorrector")
-    made: Any = build.corrector(check(composed(*own, "+corrector.tries=3")), "policy", torch.device("cpu"))  # pyright: ignore
-    assert made.made_of == ("policy", "rewrite: {evidence} | {reason}", 3, "plain")
+    config = check(composed(*own, "+corrector.tries=3"))
+    roles = RoleBuilder("policy", None, config.prompts, torch.device("cpu"))  # pyright: ignore[reportArgumentType]
+    built: Any = roles.corrector(config.corrector)
+    assert built.made_of == ("policy", "rewrite: {evidence} | {reason}", 3, "plain")
     with pytest.raises(SettingsError, match=r"corrector\.tires: unknown key; did you mean corrector\.tries\?"):
         check(composed(*own, "+corrector.tires=3"))
 
@@ -46,7 +49,7 @@ def test_an_environment_that_breaks_is_told_with_its_place(
 ) -> None:
     config = check(composed(f"env._target_={__name__}.BrokenWorld", f"+env.when={when}"))
     with pytest.raises(SettingsError, match=rf"env\._target_=.*{error} \(.*test_build\.py, line \d+\)"):
-        build.check_parts(config)
+        check_parts(config)
 
 
 @pytest.mark.parametrize(
@@ -58,14 +61,14 @@ def test_half_a_policy_folder_is_told_before_it_is_loaded(
     folder = tmp_path / "half"
     shutil.copytree(policy_folder, folder, ignore=shutil.ignore_patterns(missing))
     with pytest.raises(SettingsError, match=rf"policy\.path=.*: there are no {told} in .*half"):
-        build.check_parts(check(composed(f"policy.path={folder}")))
+        check_parts(check(composed(f"policy.path={folder}")))
 
 
 def test_chat_options_without_a_chat_template_are_refused(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
     for changed, told in (("thinking=false", "thinking=False"), ("tool_schemas=short", "tool_schemas='short'")):
         with pytest.raises(SettingsError, match=rf"policy\.chat\.{told}: must be left out .*no chat template"):
-            build.check_parts(check(composed(f"policy.chat.{changed}")))
-    build.check_parts(check(composed("policy.chat.tool_schemas=full")))  # what it is anyway
+            check_parts(check(composed(f"policy.chat.{changed}")))
+    check_parts(check(composed("policy.chat.tool_schemas=full")))  # what it is anyway
     # The options are a teacher's too, and this one has a template.
     other = save_chat_policy(tmp_path, "smollm2")
-    build.check_parts(check(composed("policy.chat.thinking=false", "corrector=teacher", f"corrector.path={other}")))
+    check_parts(check(composed("policy.chat.thinking=false", "corrector=teacher", f"corrector.path={other}")))

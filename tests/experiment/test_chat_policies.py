@@ -17,7 +17,7 @@ from rti_exp.rollout.chat_render import ChatRenderer
 from rti_exp.rollout.collect import Collector
 from rti_exp.rollout.episode import EpisodeRun
 from rti_exp.rollout.renderers import renderer_for
-from rti_exp.training.batch import micro_batches, trained_tokens, trajectory_samples
+from rti_exp.training.batch import group_samples, micro_batches, trained_tokens
 from rti_exp.training.token_log_probs import TrainedPositions
 from rti_exp.types import Author, Evidence, Fork, Group, Message, Status, Task, Trajectory
 from tests.support.chat_fakes import chat_tokenizer, save_chat_policy
@@ -137,7 +137,7 @@ def test_trained_ids_and_log_probs_are_the_sampled_ones(policy, chat):
                 if turn.author is Author.POLICY:
                     assert one.prompt_ids(step) in prompts
         merged = Group(task=group.task, sampled=group.sampled, trajectories=trajectories)
-        samples = trajectory_samples(merged, [1.0] * 4, Scope.all)
+        samples = group_samples(merged, [1.0] * 4, Scope.all)
         actions = [tuple(i for turn in one.turns for i in turn.action_ids) for one in trajectories]
         for sample, ids in zip(samples, actions, strict=True):
             assert sample is not None
@@ -190,9 +190,7 @@ def test_thinking_that_the_template_drops_begins_a_new_segment():
     trajectory = run.finish()
     assert trajectory.prompt_ids(2) == run.turns[2].context_ids
     assert trajectory.prompt_ids(3) == run.turns[2].context_ids + action_ids + run.turns[3].context_ids
-    [sample] = trajectory_samples(
-        Group(task=TASKS[0], sampled=(trajectory,), trajectories=(trajectory,)), [1.0], Scope.all
-    )
+    [sample] = group_samples(Group(task=TASKS[0], sampled=(trajectory,), trajectories=(trajectory,)), [1.0], Scope.all)
     assert sample is not None
     first = sum(len(turn.context_ids) + len(turn.action_ids) for turn in run.turns[:2])
     assert sample.segment_starts == (0, first)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rti_exp.training.failure_limits import require_valid_rollouts
 
 from rti_exp.config.check import check
 from rti_exp.config.compose import composed
@@ -19,8 +20,7 @@ from rti_exp.config.group_settings import LimitSettings
 from rti_exp.config.paths import assets_root
 from rti_exp.config.settings import EvidenceChoice, GateSettings, InterventionSettings, RolloutSettings, SettingsError
 from rti_exp.envs.base import Environment, Episode, StepResult
-from rti_exp.experiment import build
-from rti_exp.training.gathering import require_valid
+from rti_exp.experiment.parts import build_environment
 from rti_exp.types import Evidence, EvidenceLevel, Group, Message, Task
 from tests.support.interventions import HARMFUL, CharRenderer, RoleEngine, _role, fixed, interventions, records
 
@@ -116,7 +116,7 @@ def world_of(name: str, folder: Path) -> Canaries:
         return claw_eval(folder)
     try:
         config = check(composed([f"env={name}"]))
-        world = build.environment(config, isolated=False)
+        world = build_environment(config.env, config.env_timeout, isolated=False)
         return Canaries(world)
     except SettingsError as error:
         pytest.skip(str(error))
@@ -140,7 +140,7 @@ def play(world: Canaries, engine: RoleEngine, *, purpose: str, split: str) -> tu
         part.renderer = renderer  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
     collector = pipeline._continuation.collector
     groups = collector.collect(world.tasks(split)[:TASKS], 2, 1, purpose=purpose)
-    require_valid(groups, "here", LimitSettings(env_failures=1.0))  # not all; some evaluators raise
+    require_valid_rollouts(groups, "here", LimitSettings(env_failures=1.0))  # not all; some evaluators raise
     return groups, pipeline
 
 

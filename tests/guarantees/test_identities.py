@@ -29,7 +29,16 @@ from rti_exp.training.learner import RTIModule
 from rti_exp.training.metrics import is_timing
 from rti_exp.types import Trajectory
 from tests.support.fakes import tiny_model
-from tests.support.training_fakes import ALGORITHM, KeepingModule, acted, equal_weights, fit, sampled, weights
+from tests.support.training_fakes import (
+    ALGORITHM,
+    KeepingModule,
+    acted,
+    equal_weights,
+    fit,
+    groups_of,
+    sampled,
+    weights,
+)
 
 RUN = RunSettings(seed=5, max_iterations=2, tasks_per_iteration=4, group_size=4)
 
@@ -126,7 +135,7 @@ def test_append_trains_each_token_once() -> None:
     appended = trained(intervention=InterventionSettings(corrections=1, merge=Merge.append))
     for module in (replaced, appended):
         nodes = dict(
-            node for group in module.last_groups for trajectory in group.trajectories for node in _nodes(trajectory)
+            node for group in groups_of(module) for trajectory in group.trajectories for node in _nodes(trajectory)
         )
         seen = sum(nodes.values())
         assert module.last_metrics["tokens/trained"] == seen
@@ -190,7 +199,7 @@ def test_distillation_closes_in_on_the_teacher() -> None:
 def test_imitation_trains_on_the_accepted_corrections_alone() -> None:
     settings = UpdateSettings(learning_rate=1e-3, scope=Scope.suffix)
     module = trained(settings=settings, algorithm=SFT(settings))
-    children = [one for group in module.last_groups for one in group.trajectories if one.fork is not None]
+    children = [one for group in groups_of(module) for one in group.trajectories if one.fork is not None]
     tokens = sum(len(turn.action_ids) for child in children if child.fork for turn in child.turns[child.fork.step :])
     assert module.last_metrics["funnel/accepted"] == len(children) == 4
     assert module.last_metrics["tokens/trained"] == tokens

@@ -95,7 +95,7 @@ def test_analysis_reads_runs_only() -> None:
 
 def test_only_build_instantiates() -> None:
     calling = [path.name for path in FILES if "hydra.utils" in path.read_text(encoding="utf-8")]
-    assert calling == ["build.py"]
+    assert calling == ["parts.py"]
 
 
 def run_python(code: str) -> None:

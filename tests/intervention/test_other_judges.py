@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from rti_exp.config.check import check, check_files
 from rti_exp.config.settings import RolePrompt, RoleSettings, SettingsError, VerifierSettings
 from rti_exp.engines.base import GenerateRequest
 from rti_exp.engines.scripted import ScriptedEngine
-from rti_exp.experiment import build
-from rti_exp.experiment.policies import Judges
+from rti_exp.experiment.policies import PolicyLoader
+from rti_exp.experiment.roles import RoleBuilder
 from rti_exp.intervention.case import Attempt, Case
 from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import Verifier
@@ -103,24 +104,16 @@ def test_one_model_is_loaded_once_for_both(tmp_path: Path, composed):
     overrides = [f"validator.policy={folder}", f"verifier.policy={folder}"]
     config = check(composed(*overrides, "rollout.max_context=96"))
     check_files(config)
-    policy = build.player(config, config.policy.path)
-    loaded: list[str] = []
-
-    def load(path: str, key: str):
-        loaded.append(key)
-        return build.player(config, path, key=key)
-
-    judges = Judges(config, policy, load)
-    voices = [judges.voice("validator"), judges.voice("verifier")]
-    assert loaded == ["validator.policy"]
-    assert voices[0] == voices[1]
-    assert voices[0]["same_tokenizer"] is False
-    assert voices[0]["engine"] is not policy.engine
+    loader = PolicyLoader(config.policy, config.engine, config.run.seed)
+    policy = loader.policy()
+    roles = RoleBuilder(policy, loader, config.prompts, torch.device("cpu"))
+    validator, verifier = roles.validator(config.validator), roles.verifier(config.verifier)
+    assert validator.engine is verifier.engine is not policy.engine
+    assert validator.renderer is verifier.renderer is not policy.renderer
     same = check(composed("validator.policy=builtin:tiny"))
-    voice = Judges(same, policy, load).voice("validator")
-    assert voice["same_tokenizer"] is True
-    assert voice["renderer"] is policy.renderer
-    assert voice["engine"] is not policy.engine
+    validator = roles.validator(same.validator)
+    assert validator.renderer is policy.renderer
+    assert validator.engine is not policy.engine
 
 
 def test_the_policy_itself_is_the_default_and_the_same_run(composed):

@@ -9,7 +9,7 @@ from rti_exp.engines.local import LocalEngine
 from rti_exp.models.head import can_be_chunked
 from rti_exp.rollout.chat_render import ChatRenderer
 from rti_exp.rollout.collect import Collector
-from rti_exp.training.batch import trajectory_samples
+from rti_exp.training.batch import group_samples
 from rti_exp.types import Group, Message
 from tests.experiment.test_chat_policies import SETTINGS, TASKS, EchoWorld, check_log_probs, corrected
 from tests.rollout.test_chat_render import HOSTILE, OPENING, TOOLS
@@ -57,7 +57,7 @@ def test_from_rollout_to_loss_with_the_whole_vocabulary(tokenizer, renderer):
     groups = collector.collect(TASKS, 2, 1)
     for group in groups:
         trajectories = (corrected(engine, collector, group.sampled[0], group.task), *group.sampled)
-        samples = trajectory_samples(
+        samples = group_samples(
             Group(task=group.task, sampled=group.sampled, trajectories=trajectories), [1.0] * 3, Scope.all
         )
         check_log_probs(engine, [sample for sample in samples if sample is not None])

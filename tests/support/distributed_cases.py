@@ -21,10 +21,11 @@ from rti_exp.training.callbacks import training_callbacks
 from rti_exp.training.checkpoints import latest_valid_checkpoint
 from rti_exp.training.distributed import leave
 from rti_exp.training.fsdp import gathered
-from rti_exp.training.learner import DivergedError, RTIModule
+from rti_exp.training.learner import RTIModule
 from rti_exp.training.metrics import is_timing
+from rti_exp.training.policy_update import DivergedError
 from tests.support.fakes import GuessWorld, tiny_model
-from tests.support.training_fakes import ALGORITHM, RENDERER, KeepingModule, acted, fit, sampled
+from tests.support.training_fakes import ALGORITHM, RENDERER, KeepingModule, acted, fit, groups_of, sampled
 
 RUN = RunSettings(seed=5, max_iterations=2, tasks_per_iteration=4, group_size=4)
 BOXES = GuessWorld().tasks("train")
@@ -56,7 +57,7 @@ def gradients(
     )
     fit(module, tasks=tasks, **options)
     assert isinstance(module, KeepingModule)
-    rewards = [[one.reward for one in group.trajectories] for group in module.last_groups]
+    rewards = [[one.reward for one in group.trajectories] for group in groups_of(module)]
     return {"gradients": module.keeper.kept, "metrics": untimed(module), "rewards": rewards}
 
 
@@ -74,7 +75,7 @@ def whole_run(options: dict[str, Any]) -> Any:
             run=run,
             run_key="key",
             checkpoints=Path(folder) / "checkpoints",
-            heldout=module.collector.environment.tasks("heldout"),  # pyright: ignore[reportAttributeAccessIssue]
+            heldout=module.rollouts.collector.environment.tasks("heldout"),  # pyright: ignore[reportAttributeAccessIssue]
             evaluation=EvaluationSettings(every=1, tasks=5, samples=2),
             decode=RENDERER.text,
             recorder_every=1,
@@ -110,7 +111,7 @@ class Poisoned:
 
 def diverged(options: dict[str, Any]) -> str:
     module = sampled(run=RUN)
-    module.collector = Poisoned(module.collector)
+    module.rollouts.collector = Poisoned(module.rollouts.collector)
     try:
         fit(module, **options)
     except DivergedError as error:

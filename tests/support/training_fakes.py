@@ -7,7 +7,9 @@ from the model itself in `CoinWorld`, where about half of all episodes succeed.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 from pytorch_lightning import Callback, Trainer
 from transformers import PreTrainedModel
 
+from rti_exp.config.group_settings import BudgetSettings
 from rti_exp.config.settings import (
     AlgorithmSettings,
     GateSettings,
@@ -41,9 +44,10 @@ from rti_exp.objective.grpo import GRPO
 from rti_exp.rollout.collect import Collector
 from rti_exp.rollout.render import TokenRenderer
 from rti_exp.training.fsdp import whole_tensor
-from rti_exp.training.learner import RTIModule
+from rti_exp.training.group_rollouts import GroupRollouts
+from rti_exp.training.learner import LearnerSettings, RTIModule
 from rti_exp.training.tasks import TaskDataModule
-from rti_exp.types import Evidence, EvidenceLevel, Message, Task
+from rti_exp.types import Evidence, EvidenceLevel, Group, Message, Task
 from tests.support.fakes import GuessWorld, call, right_texts, tiny_model, tiny_tokenizer, wrong_texts
 
 ROLLOUT = RolloutSettings(max_tokens=80, max_context=1200)
@@ -148,11 +152,12 @@ def acted(
     success_threshold: float = 1.0,
     module_class: type[RTIModule] = RTIModule,
     algorithm: Algorithm | None = None,
-    **options: Any,
+    reference: PreTrainedModel | None = None,
+    **limits: Any,
 ) -> RTIModule:
     """`intervene` False is a learner that was given no interventions at all: plain GRPO.
 
-    `settings` are GRPO's unless an `algorithm` is given; `options` are `RTIModule`'s own.
+    `settings` are GRPO's unless an `algorithm` is given; `limits` as in `learner_settings`.
     """
     model = tiny_model(sharpen=2.0) if model is None else model
     engine = ScriptedEngine(act, RENDERER, log_probs=ModelLogProbs(model))
@@ -188,14 +193,18 @@ def acted(
     return module_class(
         model=model,
         engine=engine,
-        collector=collector,
+        rollouts=GroupRollouts(collector=collector, engine=engine, group_size=run.group_size),
         interventions=interventions if intervene else None,
         algorithm=algorithm or GRPO(settings),
-        settings=settings,
-        run=run,
-        success_threshold=success_threshold,
-        **options,
+        settings=learner_settings(run, settings, success_threshold=success_threshold, **limits),
+        reference=reference,
     )
+
+
+def learner_settings(run: RunSettings, update: Any, **limits: Any) -> LearnerSettings:
+    """`limits` are those of `LearnerSettings`, and the budgets by name: `tokens`, `accepted`."""
+    budget = BudgetSettings(**{name: limits.pop(name) for name in ("tokens", "accepted") if name in limits})
+    return LearnerSettings(run=run, update=update, budget=budget, **limits)
 
 
 def sampled(
@@ -205,9 +214,10 @@ def sampled(
     world: Environment | None = None,
     model: PreTrainedModel | None = None,
     algorithm: Algorithm | None = None,
-    **options: Any,
+    reference: PreTrainedModel | None = None,
+    **limits: Any,
 ) -> RTIModule:
-    """`settings` are GRPO's unless an `algorithm` is given; `options` are `RTIModule`'s own."""
+    """`settings` are GRPO's unless an `algorithm` is given; `limits` as in `learner_settings`."""
     model = tiny_model(sharpen=2.0) if model is None else model
     engine: Engine = LocalEngine(model)
     collector = Collector(
@@ -220,12 +230,11 @@ def sampled(
     return RTIModule(
         model=model,
         engine=engine,
-        collector=collector,
+        rollouts=GroupRollouts(collector=collector, engine=engine, group_size=run.group_size),
         interventions=None,
         algorithm=algorithm or GRPO(settings),
-        settings=settings,
-        run=run,
-        **options,
+        settings=learner_settings(run, settings, **limits),
+        reference=reference,
     )
 
 
@@ -247,13 +256,19 @@ def make_trainer(callbacks: Sequence[Callback] = (), **kwargs: Any) -> Trainer:
 def fit(
     module: RTIModule, callbacks: Sequence[Callback] = (), *, tasks: Sequence[Task] | None = None, **kwargs: Any
 ) -> RTIModule:
-    """Runs `module.run.max_iterations` iterations, or what is left of them after a checkpoint."""
-    environment: Any = getattr(module.collector, "environment", None)
+    """Runs `module.settings.run.max_iterations` iterations, or what is left of them after a checkpoint."""
+    environment: Any = getattr(module.rollouts.collector, "environment", None)
     train = environment.tasks("train") if tasks is None else tasks
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        make_trainer(callbacks, **kwargs).fit(module, datamodule=TaskDataModule(tasks=train, run=module.run))
+        make_trainer(callbacks, **kwargs).fit(module, datamodule=TaskDataModule(tasks=train, run=module.settings.run))
     return module
+
+
+def groups_of(module: RTIModule) -> Sequence[Group]:
+    """The groups of the last iteration."""
+    assert module.last_iteration is not None
+    return module.last_iteration.groups
 
 
 def weights(module: RTIModule) -> dict[str, torch.Tensor]:
@@ -287,3 +302,58 @@ class KeepingModule(RTIModule):
 
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+class Altered:
+    """A collector whose groups go through `change(groups, iteration)`."""
+
+    def __init__(self, collector: Any, change: Any) -> None:
+        self.collector = collector
+        self.environment = collector.environment
+        self.change = change
+
+    def collect(self, tasks: Sequence[Any], group_size: int, iteration: int, **options: Any) -> list[Group]:
+        return self.change(self.collector.collect(tasks, group_size, iteration, **options), iteration)
+
+
+def with_trajectories(groups: Sequence[Group], change: Any) -> list[Group]:
+    changed = []
+    for one in groups:
+        trajectories = tuple(change(each) for each in one.trajectories)
+        changed.append(dataclasses.replace(one, sampled=trajectories, trajectories=trajectories))
+    return changed
+
+
+class Stopped(Exception):
+    pass
+
+
+class StopBefore(Callback):
+    """Raises when iteration `iteration` is about to begin."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if pl_module.iteration + 1 == self.iteration:
+            raise Stopped
+
+
+class StopAfterRows(Callback):
+    """Raises once the rows of `iteration` are written, before its checkpoint is."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if pl_module.iteration == self.iteration:
+            raise Stopped
+
+
+def lines(directory: Path, name: str) -> list[dict[str, Any]]:
+    text = (directory / name).read_text()
+    return [json.loads(line, parse_constant=_refuse) for line in text.splitlines()]
+
+
+def _refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not strict JSON")

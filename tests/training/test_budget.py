@@ -13,8 +13,18 @@ from rti_exp.runs import Run
 from rti_exp.training.callbacks import training_callbacks
 from rti_exp.training.learner import RTIModule
 from rti_exp.training.metrics import is_timing
-from tests.support.training_fakes import RENDERER, acted, equal_weights, fit, sampled, weights
-from tests.training.test_callbacks import StopAfterRows, StopBefore, Stopped, lines
+from tests.support.training_fakes import (
+    RENDERER,
+    StopAfterRows,
+    StopBefore,
+    Stopped,
+    acted,
+    equal_weights,
+    fit,
+    lines,
+    sampled,
+    weights,
+)
 
 MANY = RunSettings(seed=3, max_iterations=9, tasks_per_iteration=2, group_size=4)
 KEY = "0123456789ab"
@@ -22,7 +32,7 @@ KEY = "0123456789ab"
 
 def learner(budget: float) -> RTIModule:
     settings = AlgorithmSettings(learning_rate=1e-3, dynamic_sampling=1)
-    return sampled(run=MANY, settings=settings, token_budget=budget)
+    return sampled(run=MANY, settings=settings, tokens=budget)
 
 
 def session(directory: Path, module: RTIModule, stop: Any = None, *, evaluates: bool = True) -> RTIModule:
@@ -31,7 +41,7 @@ def session(directory: Path, module: RTIModule, stop: Any = None, *, evaluates: 
         run=run,
         run_key=KEY,
         checkpoints=run.checkpoints,
-        heldout=module.collector.environment.tasks("heldout"),  # pyright: ignore[reportAttributeAccessIssue]
+        heldout=module.rollouts.collector.environment.tasks("heldout"),  # pyright: ignore[reportAttributeAccessIssue]
         evaluation=EvaluationSettings(every=0, tasks=2 if evaluates else 0, samples=2),
         decode=RENDERER.text,
         recorder_every=2,
@@ -75,7 +85,7 @@ def test_training_ends_where_the_budget_is_spent_and_is_evaluated_there(
         ("train", 3),
         ("eval", 3),
     ]
-    assert sum(spent(directory)[:2]) < budget <= sum(spent(directory)) == module.tokens_spent
+    assert sum(spent(directory)[:2]) < budget <= sum(spent(directory)) == module.budget.tokens_spent
 
 
 def test_a_budget_is_spent_exactly_at_its_last_token(tmp_path: Path, unbroken: tuple[Path, RTIModule, float]) -> None:
@@ -90,7 +100,7 @@ def test_a_run_that_broke_off_ends_like_the_unbroken_one(
     with pytest.raises(Stopped):
         session(tmp_path, learner(budget), stop)
     resumed = session(tmp_path, learner(budget))
-    assert (resumed.iteration, resumed.tokens_spent) == (3, module.tokens_spent)
+    assert (resumed.iteration, resumed.budget.tokens_spent) == (3, module.budget.tokens_spent)
     assert rows(tmp_path) == rows(directory)
     assert equal_weights(weights(resumed), weights(module))
 
@@ -108,7 +118,7 @@ def test_a_run_that_had_spent_its_budget_does_nothing_more(
 
 
 def intervened(directory: Path, accepted_budget: float, stop: Any = None) -> RTIModule:
-    return session(directory, acted(run=MANY, accepted_budget=accepted_budget), stop, evaluates=False)
+    return session(directory, acted(run=MANY, accepted=accepted_budget), stop, evaluates=False)
 
 
 def funnel(directory: Path) -> list[tuple[int, int]]:
@@ -124,7 +134,7 @@ def test_interventions_stop_after_the_iteration_that_spends_the_accepted_budget(
     assert sum(accepted[2:]) > 0
     module = intervened(limited, accepted[0] + 1)
     assert funnel(limited) == funnel(free)[:2] + [(0, 0)] * 7
-    assert module.accepted == accepted[0] + accepted[1]
+    assert module.budget.accepted == accepted[0] + accepted[1]
 
 
 def test_the_accepted_budget_survives_a_resume(tmp_path: Path) -> None:
@@ -132,6 +142,6 @@ def test_the_accepted_budget_survives_a_resume(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         intervened(tmp_path / "broken", 3, StopBefore(4))
     resumed = intervened(tmp_path / "broken", 3)
-    assert resumed.accepted == unbroken.accepted >= 3
+    assert resumed.budget.accepted == unbroken.budget.accepted >= 3
     assert rows(tmp_path / "broken") == rows(tmp_path / "unbroken")
     assert equal_weights(weights(resumed), weights(unbroken))

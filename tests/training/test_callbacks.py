@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -25,38 +24,26 @@ from rti_exp.training.metrics import is_timing
 from rti_exp.training.resume import IterationCheckpoint
 from rti_exp.types import Author, Task
 from tests.support.fakes import GuessWorld
-from tests.support.training_fakes import RENDERER, CoinWorld, acted, equal_weights, files, fit, sampled, weights
+from tests.support.training_fakes import (
+    RENDERER,
+    CoinWorld,
+    StopAfterRows,
+    StopBefore,
+    Stopped,
+    acted,
+    equal_weights,
+    files,
+    fit,
+    groups_of,
+    lines,
+    sampled,
+    weights,
+)
 from tests.support.trajectories import group, trajectory, turn
 
 SIX = RunSettings(seed=3, max_iterations=6, tasks_per_iteration=2, group_size=4)
 EVALUATION = EvaluationSettings(every=2, tasks=2, samples=2)
 KEY = "0123456789ab"
-
-
-class Stopped(Exception):
-    pass
-
-
-class StopBefore(Callback):
-    """Raises when iteration `iteration` is about to begin."""
-
-    def __init__(self, iteration: int) -> None:
-        self.iteration = iteration
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if pl_module.iteration + 1 == self.iteration:
-            raise Stopped
-
-
-class StopAfterRows(Callback):
-    """Raises once the rows of `iteration` are written, before its checkpoint is."""
-
-    def __init__(self, iteration: int) -> None:
-        self.iteration = iteration
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if pl_module.iteration == self.iteration:
-            raise Stopped
 
 
 def session(
@@ -74,7 +61,7 @@ def session(
         run=run,
         run_key=key,
         checkpoints=run.checkpoints,
-        heldout=module.collector.environment.tasks("heldout"),  # pyright: ignore[reportAttributeAccessIssue]
+        heldout=module.rollouts.collector.environment.tasks("heldout"),  # pyright: ignore[reportAttributeAccessIssue]
         evaluation=evaluation,
         decode=RENDERER.text,
         recorder_every=2,
@@ -86,15 +73,6 @@ def session(
         return fit(module, callbacks)
     finally:
         run.close()
-
-
-def lines(directory: Path, name: str) -> list[dict[str, Any]]:
-    text = (directory / name).read_text()
-    return [json.loads(line, parse_constant=_refuse) for line in text.splitlines()]
-
-
-def _refuse(constant: str) -> None:
-    raise AssertionError(f"{constant} is not strict JSON")
 
 
 def rows(directory: Path) -> list[dict[str, Any]]:
@@ -145,7 +123,7 @@ def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(
     resumed = session(tmp_path, sampled(run=SIX), every=every)
     whole_directory, whole = unbroken
     assert equal_weights(weights(resumed), weights(whole))
-    assert resumed.last_groups == whole.last_groups
+    assert groups_of(resumed) == groups_of(whole)
     assert resumed.policy_version == whole.policy_version
     assert sorted(rows(tmp_path), key=str) == sorted(rows(whole_directory), key=str)
     assert lines(tmp_path, "rollouts.jsonl") == lines(whole_directory, "rollouts.jsonl")
@@ -349,7 +327,7 @@ def sampled_state() -> dict[str, Any]:
 def test_interventions_are_recorded(acted_run: tuple[Path, RTIModule]) -> None:
     directory, module = acted_run
     records = [record for record in lines(directory, "interventions.jsonl") if record["iteration"] == 2]
-    made = [one for each in module.last_groups for one in each.interventions]
+    made = [one for each in groups_of(module) for one in each.interventions]
     assert [record["id"] for record in records] == [one.id for one in made]
     record = next(record for record in records if record["step"] == 1)
     assert record["outcome"] == "accepted"
@@ -370,13 +348,13 @@ def test_rollouts_are_recorded_every_second_iteration(acted_run: tuple[Path, RTI
     directory, module = acted_run
     records = lines(directory, "rollouts.jsonl")
     assert [(record["iteration"], record["task_id"]) for record in records] == [
-        (2, each.task.id) for each in module.last_groups
+        (2, each.task.id) for each in groups_of(module)
     ]
     trained_tokens = 0
-    for record, each in zip(records, module.last_groups, strict=True):
+    for record, each in zip(records, groups_of(module), strict=True):
         merged = [one for one in each.trajectories if one.fork is not None]
         written = (*each.sampled, *merged)
-        samples = module.samples_of(each, module.algorithm.advantages(each))
+        samples = module._samples(each, module.algorithm.advantages(each))
         assert [one["reward"] for one in record["trajectories"]] == [one.reward for one in written]
         for one, streams in zip(written, record["trajectories"], strict=True):
             last = one.turns[-1]

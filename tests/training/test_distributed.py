@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,41 +16,22 @@ from rti_exp.training.distributed import (
     sum_over_ranks,
     world_size,
 )
-from rti_exp.training.metrics import is_timing
 from tests.support.distributed_cases import cases
-
-ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from tests.support.two_ranks import (
+    assert_equal_but_for_rounding,
+    assert_gradients_equal,
+    free_port,
+    run_two_ranks,
+    timeless,
+)
 
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[str]]:
-    """(what process 0 found, what the processes printed last)."""
-    output = tmp_path_factory.mktemp("distributed") / "found.pt"
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "NODE_RANK": "0"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.support.distributed_cases", str(output)],
-            cwd=ROOT,
-            env={**os.environ, **common, "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        printed = [process.communicate(timeout=180) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], printed
-    return torch.load(output, weights_only=False), [text.strip().splitlines()[-1] for text, _ in printed]
+    """(the results of rank 0, the last line that each rank printed)."""
+    output = tmp_path_factory.mktemp("distributed") / "results.pt"
+    results, printed = run_two_ranks("tests.support.distributed_cases", output, seconds=240)
+    return results, [text.strip().splitlines()[-1] for text in printed]
 
 
 @pytest.fixture(scope="module")
@@ -63,37 +39,17 @@ def alone() -> Any:
     return cases()
 
 
-def assert_equal_but_for_rounding(found: Any, expected: Any, *, relative: float = 1e-6) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        if isinstance(value, float):
-            assert found[name] == pytest.approx(value, rel=relative, abs=1e-9), name
-        else:
-            assert found[name] == value, name
-
-
-def timeless(row: Any) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if not is_timing(name)}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["interventions", "uneven", "one_idle_process", "reference", "refills"])
 def test_gradients_metrics_and_groups_equal_those_of_one_process(
     outputs: tuple[Any, list[str]], alone: Any, case: str
 ) -> None:
-    found, expected = outputs[0][case], alone[case]
-    assert len(found["gradients"]) == len(expected["gradients"]) > 0
-    for step, reference in zip(found["gradients"], expected["gradients"], strict=True):
-        assert max(one.abs().max().item() for one in reference) > 1e-3
-        for one, other in zip(step, reference, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
-    # Refills of several rounds are listed rank by rank; their groups are the same.
-    assert sorted(found["rewards"]) == sorted(expected["rewards"])
+    results, expected = outputs[0][case], alone[case]
+    assert_gradients_equal(results["gradients"], expected["gradients"])
     if case == "refills":
         assert expected["metrics"]["groups/refills"] == 1
-    else:
-        assert found["rewards"] == expected["rewards"]
-    assert_equal_but_for_rounding(found["metrics"], expected["metrics"])
+    assert results["rewards"] == expected["rewards"]
+    assert_equal_but_for_rounding(results["metrics"], expected["metrics"])
 
 
 @pytest.mark.slow
@@ -128,7 +84,7 @@ def test_a_run_under_two_processes_writes_what_one_process_writes(outputs: tuple
 
 @pytest.mark.slow
 def test_a_loss_that_diverges_on_one_process_stops_all(outputs: tuple[Any, list[str]]) -> None:
-    assert outputs[1] == ["iteration 1: the policy loss is nan; the weights were left as they were"] * 2
+    assert outputs[1] == ["iteration 1: the policy loss is nan; the optimizer step was not taken"] * 2
 
 
 def test_alone_every_collective_is_the_identity() -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,37 +11,18 @@ from omegaconf import DictConfig
 
 from rti_exp.config.check import check
 from rti_exp.config.settings import SettingsError
-from rti_exp.experiment.build import check_parts
+from rti_exp.experiment.checks import check_parts
 from tests.support import sharding_cases
-from tests.training.test_distributed import assert_equal_but_for_rounding, free_port, timeless
+from tests.support.two_ranks import assert_equal_but_for_rounding, assert_gradients_equal, run_two_ranks, timeless
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT = 480
-"""Seconds for all cases; a process that waits for the other for ever would be killed after them."""
+"""Seconds for all cases; ranks that wait for each other forever are killed after them."""
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    output = tmp_path_factory.mktemp("sharding") / "found.pt"
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "NODE_RANK": "0"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.support.sharding_cases", str(output)],
-            cwd=ROOT,
-            env={**os.environ, **common, "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        printed = [process.communicate(timeout=TIMEOUT)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], printed
-    return torch.load(output, weights_only=False)
+    output = tmp_path_factory.mktemp("sharding") / "results.pt"
+    return run_two_ranks("tests.support.sharding_cases", output, seconds=TIMEOUT)[0]
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +34,7 @@ def alone() -> Any:
 @pytest.mark.parametrize("case", ["interventions", "uneven", "one_idle_process", "reference"])
 def test_gradients_and_metrics_equal_those_of_one_process(found: Any, alone: Any, case: str) -> None:
     one, other = found[case], alone[case]
-    assert len(one["gradients"]) == len(other["gradients"]) > 0
-    for step, reference in zip(one["gradients"], other["gradients"], strict=True):
-        assert max(value.abs().max().item() for value in reference) > 1e-3
-        for value, expected in zip(step, reference, strict=True):
-            torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
+    assert_gradients_equal(one["gradients"], other["gradients"])
     assert one["rewards"] == other["rewards"]
     assert_equal_but_for_rounding(one["metrics"], other["metrics"])
 

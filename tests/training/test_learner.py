@@ -14,12 +14,22 @@ from transformers import Qwen3ForCausalLM
 from rti_exp.config.group_settings import PRECISIONS
 from rti_exp.config.settings import AlgorithmSettings, RunSettings, Scope
 from rti_exp.training.batch import micro_batches, to_samples
-from rti_exp.training.learner import DivergedError, RTIModule
+from rti_exp.training.learner import RTIModule
+from rti_exp.training.policy_update import DivergedError
 from rti_exp.training.tasks import IterationTasks
 from rti_exp.training.token_log_probs import TrainedPositions
 from rti_exp.types import Author, Group
 from tests.support.fakes import tiny_gpt2, tiny_model
-from tests.support.training_fakes import acted, equal_weights, fit, sampled, weights
+from tests.support.training_fakes import (
+    Altered,
+    acted,
+    equal_weights,
+    fit,
+    groups_of,
+    sampled,
+    weights,
+    with_trajectories,
+)
 from tests.support.trajectories import group, trajectory, turn
 
 ONE = RunSettings(seed=3, max_iterations=1, tasks_per_iteration=4, group_size=4)
@@ -41,26 +51,6 @@ def equal_states(first: Any, second: Any) -> bool:
     return first == second
 
 
-class Altered:
-    """A collector whose groups go through `change(groups, iteration)`."""
-
-    def __init__(self, collector: Any, change: Any) -> None:
-        self.collector = collector
-        self.environment = collector.environment
-        self.change = change
-
-    def collect(self, tasks: Sequence[Any], group_size: int, iteration: int, **options: Any) -> list[Group]:
-        return self.change(self.collector.collect(tasks, group_size, iteration, **options), iteration)
-
-
-def with_trajectories(groups: Sequence[Group], change: Any) -> list[Group]:
-    changed = []
-    for one in groups:
-        trajectories = tuple(change(each) for each in one.trajectories)
-        changed.append(dataclasses.replace(one, sampled=trajectories, trajectories=trajectories))
-    return changed
-
-
 def silence(groups: Sequence[Group], iteration: int) -> list[Group]:
     """No signal from the second iteration on."""
     return (
@@ -72,7 +62,7 @@ def test_an_iteration_without_signal_leaves_weights_and_optimizer_bit_identical(
     settings = AlgorithmSettings(learning_rate=1e-2, weight_decay=0.5)
     once = fit(sampled(run=ONE, settings=settings))
     module = sampled(run=THREE, settings=settings)
-    module.collector = Altered(module.collector, silence)
+    module.rollouts.collector = Altered(module.rollouts.collector, silence)
     fit(module)
     assert equal_weights(weights(module), weights(once))
     assert equal_states(optimizer_of(module), optimizer_of(once))
@@ -97,27 +87,14 @@ def test_training_changes_weights_and_engine_is_told() -> None:
 def test_the_same_seed_gives_the_same_bits(make: Any) -> None:
     first, second = fit(make(run=TWO)), fit(make(run=TWO))
     assert equal_weights(weights(first), weights(second))
-    assert first.last_groups == second.last_groups
+    assert groups_of(first) == groups_of(second)
     other = fit(make(run=dataclasses.replace(TWO, seed=4)))
     assert not equal_weights(weights(first), weights(other))
 
 
-@pytest.mark.parametrize("kept", [None, True])
-def test_a_state_is_gone_on_from_in_this_processs_way(kept: bool | None) -> None:
-    """It may come from before steps were fused, or from a process of another kind."""
-    module = fit(sampled(run=ONE))
-    state = module.training_state()
-    (settings,) = state["optimizer"]["param_groups"]
-    assert settings["fused"] is True
-    settings["fused"] = kept
-    module.restore_training_state(state)
-    assert [one["fused"] for one in optimizer_of(module)["param_groups"]] == [True]
-    assert equal_states(optimizer_of(module)["state"], state["optimizer"]["state"])
-
-
 def test_token_counts() -> None:
     module = fit(acted(run=ONE))
-    metrics, groups = module.last_metrics, module.last_groups
+    metrics, groups = module.last_metrics, groups_of(module)
     attempts = [one for each in groups for one in each.interventions]
     children = [one.child for one in attempts if one.child]
     continued = sum(
@@ -133,14 +110,14 @@ def test_token_counts() -> None:
 
 def test_corrected_tokens_are_trained_with_their_weight() -> None:
     module = fit(acted(run=ONE))
-    samples = [s for g in module.last_groups for s in to_samples(g, module.algorithm.advantages(g), Scope.all)]
+    samples = [s for g in groups_of(module) for s in to_samples(g, module.algorithm.advantages(g), Scope.all)]
     corrected = [
         weight
         for sample in samples
         for author, weight in zip(sample.authors, sample.weights, strict=True)
         if author is Author.CORRECTOR
     ]
-    accepted = [weight for g in module.last_groups for one in g.interventions for weight in one.weights]
+    accepted = [weight for g in groups_of(module) for one in g.interventions for weight in one.weights]
     assert sorted(corrected) == sorted(accepted)
     assert len(set(corrected)) > 1
 
@@ -159,7 +136,7 @@ def poison_log_probs(groups: Sequence[Group], iteration: int) -> list[Group]:
 def test_loss_that_is_not_finite_stops_before_the_weights_are_touched() -> None:
     once = fit(sampled(run=ONE))
     module = sampled(run=TWO)
-    module.collector = Altered(module.collector, poison_log_probs)
+    module.rollouts.collector = Altered(module.rollouts.collector, poison_log_probs)
     with pytest.raises(DivergedError, match="iteration 2: the policy loss is nan"):
         fit(module)
     assert equal_weights(weights(module), weights(once))
@@ -206,7 +183,7 @@ def test_reference_stays_frozen_and_the_kl_grows_from_zero() -> None:
     assert not equal_weights(start, weights(module))
     later = fit(sampled(run=TWO, settings=settings))
     assert (later.last_metrics["loss/kl"] or 0.0) > 1e-4
-    everything = sum(one.generated_tokens for each in later.last_groups for one in each.trajectories)
+    everything = sum(one.generated_tokens for each in groups_of(later) for one in each.trajectories)
     assert later.last_metrics["tokens/trained"] == everything
     assert not any(name.startswith("reference") for name in module.training_state()["model"])
 
@@ -235,7 +212,7 @@ def test_each_precision_trains(precision: str) -> None:
 
 def test_tasks_of_another_iteration_are_refused() -> None:
     module = sampled()
-    with pytest.raises(RuntimeError, match="tasks of iteration 4 came where those of 1 were due"):
+    with pytest.raises(RuntimeError, match="got the tasks of iteration 4 instead of iteration 1"):
         module.training_step(IterationTasks(4, []))
 
 
@@ -336,6 +313,6 @@ def test_log_probs_and_entropy_equal_those_of_a_full_forward(make: Any, gathers:
 def test_a_reference_that_is_padded_keeps_the_batches_small() -> None:
     """Micro-batches count padding as soon as one of the two forward passes has any."""
     module = sampled(run=ONE, settings=AlgorithmSettings(beta=0.1))
-    assert module._packs
-    module._reference_forward = TrainedPositions(tiny_gpt2())
-    assert not module._packs
+    assert module.update.packs(module.policy)
+    module.update.reference = TrainedPositions(tiny_gpt2())
+    assert not module.update.packs(module.policy)

@@ -3,19 +3,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from typing import Any
 
 import pytest
 
-from rti_exp.training.metrics import (
-    IterationReport,
-    Stopwatch,
-    UpdateStats,
-    is_timing,
-    iteration_metrics,
-    merged,
-    success_count,
-)
-from rti_exp.types import Author, Correction, Evidence, Intervention, Message, Outcome, Status, Verdict
+from rti_exp.training.iteration import Iteration, Stopwatch, UpdateStats
+from rti_exp.training.metrics import is_timing, iteration_metrics, over_ranks, success_count
+from rti_exp.types import Author, Correction, Evidence, Group, Intervention, Message, Outcome, Status, Verdict
 from tests.support.trajectories import group, trajectory, turn
 
 STEP = turn([1], [2])
@@ -52,12 +46,6 @@ RESCUED = group(
     ],
 )
 BROKEN = group([member(0, math.nan), member(1, math.nan)])
-REPORT = IterationReport(
-    groups=[MIXED, RESCUED, BROKEN],
-    advantages=[[1.0, -0.5, -0.5, 0.0], [-0.5, 0.5], [0.0, 0.0]],
-    tokens={"generated": 60, "scored": 1, "role_generated": 40, "role_scored": 30},
-    seconds={"rollout": 1.0, "roles": 0.5, "score": 0.25, "update": 0.125, "iteration": 4.0},
-)
 UPDATE = UpdateStats(
     steps=2,
     trained_tokens=12,
@@ -69,10 +57,24 @@ UPDATE = UpdateStats(
 )
 
 
+def iteration(groups: list[Group], advantages: list[list[float]], **fields: Any) -> Iteration:
+    samples = [[None] * len(values) for values in advantages]
+    return Iteration(number=1, groups=groups, advantages=advantages, samples=samples, **fields)
+
+
+ITERATION = iteration(
+    [MIXED, RESCUED, BROKEN],
+    [[1.0, -0.5, -0.5, 0.0], [-0.5, 0.5], [0.0, 0.0]],
+    update=UPDATE,
+    tokens={"generated": 60, "scored": 1, "role_generated": 40, "role_scored": 30},
+    seconds={"rollout": 1.0, "roles": 0.5, "score": 0.25, "update": 0.125, "iteration": 4.0},
+)
+
+
 def test_all_metrics_of_an_iteration() -> None:
     counts = dict.fromkeys((f"funnel/{outcome}" for outcome in Outcome), 0)
     counts |= {"funnel/accepted": 1, "funnel/too_perplexing": 2, "funnel/no_fault": 1}
-    assert iteration_metrics(REPORT, UPDATE, success_threshold=1.0) == {
+    assert iteration_metrics(ITERATION, success_threshold=1.0) == {
         "reward/mean": 1.5 / 5,
         "reward/teacher_mean": None,
         "pass@1/before": pytest.approx((1 / 3 + 0) / 2),
@@ -113,10 +115,8 @@ def test_all_metrics_of_an_iteration() -> None:
 
 
 def test_metrics_without_value_are_none_and_names_stay() -> None:
-    nothing = iteration_metrics(
-        IterationReport(groups=[BROKEN], advantages=[[0.0, 0.0]]), UpdateStats(), success_threshold=1
-    )
-    assert nothing.keys() == iteration_metrics(REPORT, UPDATE, success_threshold=1.0).keys()
+    nothing = iteration_metrics(iteration([BROKEN], [[0.0, 0.0]]), success_threshold=1)
+    assert nothing.keys() == iteration_metrics(ITERATION, success_threshold=1.0).keys()
     without = {name for name, value in nothing.items() if value is None}
     assert without == {
         "reward/mean",
@@ -139,21 +139,12 @@ def test_metrics_without_value_are_none_and_names_stay() -> None:
     assert nothing["groups/all_failed"] == 0.0
 
 
-def test_reports_of_ranks_are_merged_in_the_order_of_the_tasks() -> None:
-    first = IterationReport(
-        groups=[MIXED, BROKEN],
-        advantages=[[1.0], [2.0]],
-        tokens={"generated": 5},
-        seconds={"rollout": 1.0, "roles": 3.0},
-    )
-    second = IterationReport(
-        groups=[RESCUED], advantages=[[3.0]], tokens={"generated": 7, "role_scored": 2}, seconds={"rollout": 2.0}
-    )
-    assert merged([first, second]) == IterationReport(
-        groups=[MIXED, RESCUED, BROKEN],
-        advantages=[[1.0], [3.0], [2.0]],
-        tokens={"generated": 12, "role_scored": 2},
-        seconds={"rollout": 2.0, "roles": 3.0},
+def test_tokens_are_summed_over_ranks_and_the_slowest_rank_gives_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = ({"generated": 7, "role_scored": 2}, {"rollout": 2.0})
+    monkeypatch.setattr("rti_exp.training.metrics.gather_from_ranks", lambda item: [item, second])
+    assert over_ranks({"generated": 5}, {"rollout": 1.0, "roles": 3.0}) == (
+        {"generated": 12, "role_scored": 2},
+        {"rollout": 2.0, "roles": 3.0},
     )
 
 
@@ -164,13 +155,13 @@ def test_success_threshold() -> None:
 
 def test_infinite_perplexity_shows_in_the_mean_and_not_in_the_median() -> None:
     one = group([member(0, 0.0)], interventions=[attempt(Outcome.TOO_PERPLEXING, p) for p in (2.0, 4.0, math.inf)])
-    metrics = iteration_metrics(IterationReport(groups=[one], advantages=[[0.0]]), UpdateStats(), success_threshold=1.0)
+    metrics = iteration_metrics(iteration([one], [[0.0]]), success_threshold=1.0)
     assert metrics["correction/perplexity_mean"] == math.inf
     assert metrics["correction/perplexity_median"] == statistics.median([2.0, 4.0, math.inf]) == 4.0
 
 
 def test_only_clock_metrics_may_differ_between_equal_runs() -> None:
-    names = iteration_metrics(REPORT, UPDATE, success_threshold=1.0)
+    names = iteration_metrics(ITERATION, success_threshold=1.0)
     assert {name for name in names if is_timing(name)} == {
         "tokens/per_second",
         "time/rollout",
@@ -183,7 +174,7 @@ def test_only_clock_metrics_may_differ_between_equal_runs() -> None:
 
 def test_stopwatch_sums_the_uses_of_a_phase_also_of_one_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 2.0, 10.0, 13.0])
-    monkeypatch.setattr("rti_exp.training.metrics.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("rti_exp.training.iteration.time.perf_counter", lambda: next(clock))
     stopwatch = Stopwatch()
     with stopwatch.time("rollout"):
         pass
@@ -195,8 +186,8 @@ def test_stopwatch_sums_the_uses_of_a_phase_also_of_one_that_raises(monkeypatch:
 def test_all_failed_counts_the_policys_own_members() -> None:
     taught = trajectory((turn((1,), (2,), author=Author.TEACHER),), member=2, reward=1.0)
     members = [member(0, 0.0), member(1, 0.0), taught]
-    report = IterationReport(groups=[group(members)], advantages=[[-0.5, -0.5, 1.0]])
-    found = iteration_metrics(report, UpdateStats(), success_threshold=1.0)
+    report = iteration([group(members)], [[-0.5, -0.5, 1.0]])
+    found = iteration_metrics(report, success_threshold=1.0)
     assert (found["pass@G/before"], found["groups/all_failed"], found["reward/teacher_mean"]) == (0.0, 1.0, 1.0)
 
 
@@ -207,5 +198,5 @@ def test_reencoded_corrections_are_counted() -> None:
         for reencoded in (True, False, True)
     ]
     records = [dataclasses.replace(attempt(Outcome.UNCHANGED), correction=one) for one in (*written, None)]
-    report = IterationReport(groups=[group([member(0, 0.0)], interventions=records)], advantages=[[0.0]])
-    assert iteration_metrics(report, UpdateStats(), success_threshold=1.0)["correction/reencoded"] == 2
+    report = iteration([group([member(0, 0.0)], interventions=records)], [[0.0]])
+    assert iteration_metrics(report, success_threshold=1.0)["correction/reencoded"] == 2

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rti_exp.config.settings import Scope
-from rti_exp.training.batch import trajectory_samples
+from rti_exp.training.batch import group_samples
 from rti_exp.training.records import rollout_record
 from rti_exp.types import Author
 from tests.support.trajectories import group, trajectory, turn
@@ -22,7 +22,7 @@ WEIGHTS = (1.25, 0.5, 1.0)
 def masks(merged, advantages, scope=Scope.all, *, keep_zero_advantage=False) -> list[list[int]]:
     """Of the sampled trajectories, then of those that came in."""
     of = group((PARENT, OTHER, BROKEN), merged)
-    samples = trajectory_samples(of, advantages, scope, keep_zero_advantage=keep_zero_advantage)
+    samples = group_samples(of, advantages, scope, keep_zero_advantage=keep_zero_advantage)
     record = rollout_record(1, of, advantages, samples, lambda ids: " ".join(map(str, ids)))
     return [one["mask"] for one in record["trajectories"]]
 
@@ -56,7 +56,7 @@ def test_weights_in_the_record_are_those_of_training() -> None:
     corrected = trajectory((sampled, CORRECTED), member=0, reward=1.0, fork=(0, 1), weights=WEIGHTS)
     other = trajectory((sampled, taught), member=1)
     of = group((PARENT, other), (corrected, other))
-    samples = trajectory_samples(of, [0.5, -0.5], Scope.all)
+    samples = group_samples(of, [0.5, -0.5], Scope.all)
     record = rollout_record(1, of, [0.5, -0.5], samples, lambda ids: "")
     _, second, third = (one["weights"] for one in record["trajectories"])
     assert second == [1.0, 1.0, 0.5, 2.0, 1.0, 1.0, 1.0]

@@ -19,7 +19,7 @@ from rti_exp.envs.mcp import Mcp
 from rti_exp.envs.mcp.environment import INSTALL
 from rti_exp.envs.mcp.rubric import CallRecord, Record, read_condition
 from rti_exp.envs.mcp.task_file import read_tasks
-from rti_exp.experiment.build import environment
+from rti_exp.experiment.parts import build_environment
 from tests.support.mcp import COUNT_TO_3, task_file
 
 RECORD = Record(
@@ -159,9 +159,9 @@ def test_the_settings_for_a_real_map_compose_and_its_example_tasks_are_tasks(
     config = check(composed("env=mcp_map", "probe=none", f"env.tasks_file={path}", f"env.command=[{sys.executable}]"))
     monkeypatch.delenv("AMAP_MAPS_API_KEY", raising=False)
     with pytest.raises(SettingsError, match=r"the environment variable AMAP_MAPS_API_KEY .* must be set"):
-        environment(config)
+        build_environment(config.env, config.env_timeout)
     monkeypatch.setenv("AMAP_MAPS_API_KEY", "a-key")
-    world = environment(config)
+    world = build_environment(config.env, config.env_timeout)
     tasks = [*world.tasks("train"), *world.tasks("heldout")]
     assert [(task.id, task.family) for task in tasks] == [
         ("west-lake", "navigation_route"),

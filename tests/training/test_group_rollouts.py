@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from rti_exp.config.algorithm_settings import LuffySettings
-from rti_exp.config.group_settings import LimitSettings
 from rti_exp.config.settings import AlgorithmSettings, RunSettings
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.objective.luffy import LUFFY
 from rti_exp.rollout.collect import Collector
 from rti_exp.rollout.teacher import TeacherRollouts
-from rti_exp.training.gathering import (
-    EnvironmentDownError,
-    RolesDownError,
-    has_signal,
-    require_usable_roles,
-    require_valid,
-)
+from rti_exp.training.iteration import has_signal
 from rti_exp.training.learner import RTIModule
 from rti_exp.training.tasks import TaskStream
-from rti_exp.types import Author, Evidence, Group, Intervention, Outcome, Verdict
+from rti_exp.types import Author, Group
 from tests.support.fakes import GuessWorld, right_texts
-from tests.support.training_fakes import RENDERER, ROLLOUT, CoinWorld, acted, equal_weights, fit, sampled, weights
-from tests.support.trajectories import group as one_group
-from tests.support.trajectories import trajectory, turn
-from tests.training.test_learner import Altered, with_trajectories
+from tests.support.training_fakes import (
+    RENDERER,
+    ROLLOUT,
+    Altered,
+    CoinWorld,
+    acted,
+    equal_weights,
+    fit,
+    groups_of,
+    sampled,
+    weights,
+    with_trajectories,
+)
 
 RUN = RunSettings(seed=3, max_iterations=1, tasks_per_iteration=2, group_size=4)
 
@@ -54,12 +55,12 @@ def silenced(silent: set[str]) -> Any:
 def learner(silent: set[str], refills: int, *, run: RunSettings = RUN, beta: float = 0.0) -> RTIModule:
     settings = AlgorithmSettings(learning_rate=1e-3, dynamic_sampling=refills, beta=beta)
     module = sampled(run=run, settings=settings)
-    module.collector = Altered(module.collector, silenced(silent))
+    module.rollouts.collector = Altered(module.rollouts.collector, silenced(silent))
     return module
 
 
 def drawn(module: RTIModule) -> list[str]:
-    return [group.task.id for group in module.last_groups]
+    return [group.task.id for group in groups_of(module)]
 
 
 def stream() -> TaskStream:
@@ -88,7 +89,7 @@ def test_groups_without_signal_are_made_up_for() -> None:
 def test_refills_without_signal_are_made_up_for_in_the_next_round() -> None:
     module = fit(learner({*BEGUN, FRESH[1], FRESH[2]}, 3))
     assert drawn(module) == [*BEGUN, *FRESH[:4]]
-    assert sum(has_signal(module.algorithm.advantages(group)) for group in module.last_groups) == 2
+    assert sum(has_signal(module.algorithm.advantages(group)) for group in groups_of(module)) == 2
 
 
 def test_rounds_are_bounded_and_so_are_the_tasks() -> None:
@@ -106,27 +107,27 @@ def test_an_iteration_with_signal_needs_no_refill() -> None:
 
 def test_tokens_of_dropped_groups_are_spent() -> None:
     module = fit(learner({BEGUN[0]}, 3))
-    generated = sum(one.generated_tokens for group in module.last_groups for one in group.sampled)
-    assert module.last_metrics["tokens/generated"] == generated == module.tokens_spent
-    trained = sum(one.generated_tokens for group in module.last_groups[1:] for one in group.sampled)
+    generated = sum(one.generated_tokens for group in groups_of(module) for one in group.sampled)
+    assert module.last_metrics["tokens/generated"] == generated == module.budget.tokens_spent
+    trained = sum(one.generated_tokens for group in groups_of(module)[1:] for one in group.sampled)
     assert module.last_metrics["tokens/trained"] == trained
 
 
 def test_a_dropped_group_has_no_kl_term_either() -> None:
     module = fit(learner({BEGUN[0]}, 3, beta=0.1))
-    kept = sum(one.generated_tokens for group in module.last_groups[1:] for one in group.sampled)
+    kept = sum(one.generated_tokens for group in groups_of(module)[1:] for one in group.sampled)
     assert module.last_metrics["tokens/trained"] == kept
     # The reference has scored what was trained.
     assert module.last_metrics["tokens/scored"] == kept
-    assert module.tokens_spent == kept + (module.last_metrics["tokens/generated"] or 0)
+    assert module.budget.tokens_spent == kept + (module.last_metrics["tokens/generated"] or 0)
 
 
 def test_interventions_see_refills_too() -> None:
     settings = AlgorithmSettings(learning_rate=1e-3, dynamic_sampling=2)
     run = dataclasses.replace(RUN, tasks_per_iteration=1)
     module = fit(acted(run=run, settings=settings))
-    assert len(module.last_groups) >= 1
-    assert module.last_metrics["groups/signal"] == 1 / len(module.last_groups)
+    assert len(groups_of(module)) >= 1
+    assert module.last_metrics["groups/signal"] == 1 / len(groups_of(module))
 
 
 def guided(*, n_prefix: int = 1) -> RTIModule:
@@ -136,9 +137,9 @@ def guided(*, n_prefix: int = 1) -> RTIModule:
     teacher = Collector(
         environment=GuessWorld(), engine=engine, renderer=RENDERER, settings=ROLLOUT, seed=3, author=Author.TEACHER
     )
-    policy: Any = module.collector
-    module.teacher = TeacherRollouts(teacher=teacher, policy=policy, members=n_prefix, prefix_fraction=1.0)
-    module.teacher_engine = engine
+    policy: Any = module.rollouts.collector
+    module.rollouts.teacher = TeacherRollouts(teacher=teacher, policy=policy, members=n_prefix, prefix_fraction=1.0)
+    module.rollouts.teacher_engine = engine
     return module
 
 
@@ -151,70 +152,12 @@ def test_a_teacher_takes_places_of_the_group() -> None:
     module = guided(n_prefix=2)
     before = weights(module)
     fit(module)
-    for group in module.last_groups:
+    for group in groups_of(module):
         taught = [one.has_turn_by(Author.TEACHER) for one in group.sampled]
         assert taught == [False, False, True, True]
     assert module.last_metrics["reward/teacher_mean"] == 1.0
-    own = [one.reward for group in module.last_groups for one in group.sampled[:2]]
+    own = [one.reward for group in groups_of(module) for one in group.sampled[:2]]
     assert module.last_metrics["reward/mean"] == module.last_metrics["pass@1/before"] == sum(own) / len(own)
-    everything = sum(one.generated_tokens for group in module.last_groups for one in group.sampled)
-    assert module.last_metrics["tokens/generated"] == everything == module.tokens_spent
+    everything = sum(one.generated_tokens for group in groups_of(module) for one in group.sampled)
+    assert module.last_metrics["tokens/generated"] == everything == module.budget.tokens_spent
     assert not equal_weights(before, weights(module))
-
-
-GOOD, BROKEN = trajectory([turn([1], [2])]), trajectory([turn([1], [2])], reward=math.nan)
-
-
-def test_an_iteration_without_one_valid_rollout_ends_the_run() -> None:
-    any_share = LimitSettings(env_failures=1.0)
-    with pytest.raises(EnvironmentDownError, match=r"iteration 3: 2 of 2 rollouts .* the first: broken"):
-        require_valid([one_group([BROKEN]), one_group([BROKEN])], "iteration 3", any_share)
-    require_valid([one_group([BROKEN]), one_group([BROKEN, GOOD])], "iteration 3", any_share)
-    require_valid([], "iteration 3", LimitSettings(env_failures=0.0))
-
-
-def test_more_broken_rollouts_than_allowed_end_the_run() -> None:
-    half = [one_group([BROKEN, GOOD]), one_group([GOOD, BROKEN])]
-    require_valid(half, "iteration 3", LimitSettings())
-    with pytest.raises(
-        EnvironmentDownError, match=r"3 of 5 rollouts .*, limits.env_failures is 0\.5; the first: broken"
-    ):
-        require_valid([*half, one_group([BROKEN])], "iteration 3", LimitSettings())
-    with pytest.raises(EnvironmentDownError, match="2 of 4"):
-        require_valid(half, "iteration 3", LimitSettings(env_failures=0.49))
-
-
-def attempted(*outcomes: Outcome) -> list[Group]:
-    """A group with an attempt for each outcome."""
-    none = Verdict(kind="no_verdict")
-    records = tuple(
-        Intervention(
-            id=str(place), task_id="t", family="f", parent=0, sample=0, verdict=none, outcome=outcome,
-            evidence=Evidence(level="none"), error=f"error {place}" if outcome is Outcome.ROLE_FAILED else None,
-        )
-        for place, outcome in enumerate(outcomes)
-    )  # fmt: skip
-    return [dataclasses.replace(one_group([GOOD]), interventions=records)]
-
-
-def test_roles_without_usable_answers_end_the_run() -> None:
-    useless = [Outcome.NO_VERDICT] * 16 + [Outcome.NO_CHECK, Outcome.NO_CORRECTION]
-    fine = attempted(*useless, Outcome.STILL_FAILED, Outcome.LEAKED)
-    require_usable_roles(fine, "iteration 3", LimitSettings(role_failures=0.9))  # 18 of 20
-    told = r"iteration 3: 18 of 20 .* \(no_check 1, no_correction 1, no_verdict 16\), limits.role_failures is 0\.8"
-    with pytest.raises(RolesDownError, match=told):
-        require_usable_roles(fine, "iteration 3", LimitSettings(role_failures=0.8))
-    require_usable_roles(attempted(*useless), "iteration 3", LimitSettings())  # 18 of 18, but few
-    require_usable_roles(attempted(*useless * 9), "iteration 3", LimitSettings(role_failures=1.0))
-
-
-def test_an_engine_that_is_down_never_ends_the_run() -> None:
-    down = attempted(*[Outcome.ROLE_UNAVAILABLE] * 100, Outcome.NO_VERDICT)
-    require_usable_roles(down, "iteration 3", LimitSettings(role_failures=0.0))
-
-
-def test_a_role_that_raises_for_all_ends_the_run_however_few() -> None:
-    with pytest.raises(RolesDownError, match=r"3 of 3 .*\(role_failed 3\).*; the first error: error 0"):
-        require_usable_roles(attempted(*[Outcome.ROLE_FAILED] * 3), "iteration 3", LimitSettings())
-    require_usable_roles(attempted(Outcome.ROLE_FAILED, Outcome.ACCEPTED), "iteration 3", LimitSettings())
-    require_usable_roles(attempted(), "iteration 3", LimitSettings(role_failures=0.0))

@@ -1,0 +1,73 @@
+"""Checks of a whole config that need no torch: models exist, the environment can be created, parts fit together."""
+
+from __future__ import annotations
+
+import traceback
+
+from rti_exp.config.algorithm_settings import CORRECTED, LuffySettings
+from rti_exp.config.check import Config, Part, check_files
+from rti_exp.config.group_settings import TrainerSettings
+from rti_exp.config.policy_settings import LoraSettings
+from rti_exp.config.settings import SettingsError
+from rti_exp.envs.isolated import IsolatedEnvironment
+from rti_exp.experiment.parts import build_environment
+from rti_exp.experiment.remote_models import check_endpoints, endpoints
+
+
+def check_parts(config: Config, *, training: bool = True) -> None:
+    """
+    Args:
+        training: Whether the environment must have enough training tasks; a benchmark may hold out all of its tasks.
+
+    Raises:
+        SettingsError: names the key and says what would be right.
+    """
+    _check_algorithm(config.algorithm, config.corrector, config.run.group_size)
+    check_files(config)
+    check_endpoints(endpoints(config), config.reweight.scorer)
+    _check_strategy(config.trainer, config.policy.lora)
+    tasks = _count_training_tasks(config.env, config.env_timeout)
+    if training and config.run.tasks_per_iteration > tasks:
+        raise SettingsError(
+            f"tasks_per_iteration={config.run.tasks_per_iteration}: must be at most {tasks}, "
+            "the number of training tasks"
+        )
+
+
+def _count_training_tasks(env: Part, timeout: float | None) -> int:
+    try:
+        world = build_environment(env, timeout)
+        try:
+            return len(world.tasks("train"))
+        finally:
+            if isinstance(world, IsolatedEnvironment):
+                world.close()
+    except SettingsError:
+        raise
+    except Exception as error:  # third-party code
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise SettingsError(
+            f"env._target_={env.target!r}: must be an environment that can be created and has tasks; it raised "
+            f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+        ) from error
+
+
+def _check_algorithm(algorithm: Part, corrector: Part, group_size: int) -> None:
+    corrects = corrector.target is not None
+    if CORRECTED.get(algorithm.target or "", corrects) is not corrects:
+        required = "none" if corrects else "another option than none: accepted corrections are all that it learns from"
+        raise SettingsError(f"corrector: with {algorithm.target} it must be {required}")
+    options = algorithm.options
+    if isinstance(options, LuffySettings) and options.n_prefix >= group_size:
+        raise SettingsError(
+            f"algorithm.n_prefix={options.n_prefix}: must be below group_size={group_size}, "
+            "so that each group has a member of the policy's own"
+        )
+
+
+def _check_strategy(trainer: TrainerSettings, lora: LoraSettings) -> None:
+    if trainer.strategy == "fsdp" and lora.rank:
+        raise SettingsError(
+            f"trainer.strategy=fsdp: must be ddp with policy.lora.rank={lora.rank}; adapters are too small to be worth "
+            "sharding"
+        )

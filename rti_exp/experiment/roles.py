@@ -1,0 +1,80 @@
+"""The roles of an intervention from their config nodes. The called code imports torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rti_exp.config.check import Part
+from rti_exp.config.group_settings import CorrectorSettings, PromptSettings, verifier_settings
+from rti_exp.experiment.parts import build_part, options_of
+from rti_exp.experiment.policies import LoadedPolicy, PolicyLoader
+
+if TYPE_CHECKING:
+    import torch
+
+    from rti_exp.intervention.corrector import Corrector
+    from rti_exp.intervention.validator import Validator
+    from rti_exp.intervention.verifier import Verifier
+
+
+class RoleBuilder:
+    """Builds validator, corrector and verifier. A model that plays several roles is loaded once.
+
+    Args:
+        policy: Plays every role that names no other model.
+        loader: Loads the other models.
+        device: Where they are put.
+    """
+
+    def __init__(
+        self, policy: LoadedPolicy, loader: PolicyLoader, prompts: PromptSettings, device: torch.device
+    ) -> None:
+        self._policy = policy
+        self._loader = loader
+        self._prompts = prompts
+        self._device = device
+        self._judges: dict[str, LoadedPolicy] = {}
+
+    def validator(self, part: Part) -> Validator:
+        return build_part(
+            part, **self._judge(part.options, "validator"), prompt=self._prompts.validator, settings=part.options
+        )
+
+    def corrector(self, part: Part) -> Corrector | None:
+        """None for `corrector=none`."""
+        if part.target is None:
+            return None
+        prompt, settings = self._prompts.corrector, part.options
+        if not isinstance(settings, CorrectorSettings):
+            return build_part(part, policy=self._policy, prompt=prompt, **options_of(part))
+        if settings.path is None:
+            engine, renderer = self._policy.engine, self._policy.renderer
+            return build_part(part, engine=engine, renderer=renderer, prompt=prompt, settings=settings)
+        teacher = self._loader.model(settings.path, "corrector.path", self._device)
+        return build_part(
+            part,
+            engine=teacher.engine,
+            renderer=teacher.renderer,
+            policy_renderer=self._policy.renderer,
+            same_tokenizer=teacher.has_tokenizer_of(self._policy),
+            prompt=prompt,
+            settings=settings,
+        )
+
+    def verifier(self, part: Part) -> Verifier:
+        checks, role = verifier_settings(part.options)
+        return build_part(
+            part, **self._judge(part.options, "verifier"), prompts=self._prompts.verifier, settings=checks, role=role
+        )
+
+    def _judge(self, options: Any, role: str) -> dict[str, Any]:
+        """The model that judges, as keyword arguments of the role's class."""
+        path = getattr(options, "policy", None)
+        if not isinstance(path, str):
+            return {"engine": self._policy.engine, "renderer": self._policy.renderer}
+        if path not in self._judges:
+            self._judges[path] = self._loader.model(path, f"{role}.policy", self._device)
+        judge = self._judges[path]
+        same_tokenizer = judge.has_tokenizer_of(self._policy)
+        renderer = self._policy.renderer if same_tokenizer else judge.renderer
+        return {"engine": judge.engine, "renderer": renderer, "same_tokenizer": same_tokenizer}
