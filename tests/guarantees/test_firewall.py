@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rti_exp.training.failure_limits import require_valid_rollouts
 
 from rti_exp.config.check import check
 from rti_exp.config.compose import composed
@@ -21,6 +20,7 @@ from rti_exp.config.paths import assets_root
 from rti_exp.config.settings import EvidenceChoice, GateSettings, InterventionSettings, RolloutSettings, SettingsError
 from rti_exp.envs.base import Environment, Episode, StepResult
 from rti_exp.experiment.parts import build_environment
+from rti_exp.training.failure_limits import require_valid_rollouts
 from rti_exp.types import Evidence, EvidenceLevel, Group, Message, Task
 from tests.support.interventions import HARMFUL, CharRenderer, RoleEngine, _role, fixed, interventions, records
 
