@@ -1,4 +1,4 @@
-"""Group -> Samples -> Batches: token streams with author, mask and weight, then padded tensors."""
+"""Samples -> mini-batches -> micro-batches: which tokens share an optimizer step, and which a forward pass."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rti_exp.config.settings import Scope
 from rti_exp.randomness import derive_seed
-from rti_exp.types import Author, Group, Sample, Trajectory
+from rti_exp.types import Author, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Right-padded [B, T] streams. The value at t belongs to the token at t, which the prefix up to t - 1 predicts.
 
-    A row ends with its last trained token: what follows cannot change the loss. Padding has mask False, log-prob
-    and advantage 0, weight 1. A causal model needs no attention mask: what stands right of a token cannot change it.
+    A row ends with its last trained token, since later tokens cannot change the loss. Padding has mask False, log-prob
+    and advantage 0, weight 1. No attention mask is needed: in a causal model no position sees tokens to its right.
     """
 
     token_ids_BT: Tensor
@@ -29,10 +28,10 @@ class Batch:
     advantages_BT: Tensor
     weights_BT: Tensor
     authors_BT: Tensor
-    """Who wrote each token, as `Author`'s numbers; padding is the environment's."""
+    """The author of each token, as `Author` numbers; padding counts as the environment's."""
     lengths_B: Tensor
     total_trained_tokens: int
-    """Of the whole iteration, not of this batch: what a loss divides by."""
+    """Of the whole iteration, not of this batch: the denominator of the loss."""
 
     def to(self, device: torch.device | str) -> Batch:
         return Batch(
@@ -47,116 +46,12 @@ class Batch:
         )
 
 
-def to_samples(
-    group: Group, advantages_G: Sequence[float], scope: Scope, *, keep_zero_advantage: bool = False
-) -> list[Sample]:
-    """The trainable trajectories of a group: `group_samples` without the None."""
-    samples = group_samples(group, advantages_G, scope, keep_zero_advantage=keep_zero_advantage)
-    return [sample for sample in samples if sample is not None]
-
-
-def group_samples(
-    group: Group, advantages_G: Sequence[float], scope: Scope, *, keep_zero_advantage: bool = False
-) -> list[Sample | None]:
-    """For each of `group.trajectories` what is trained of it; None where nothing is.
-
-    Infrastructure failures, trajectories with advantage 0 and those with nothing to train are left out, so a
-    group without signal gives []. `keep_zero_advantage` keeps the second kind: a loss with a KL term trains on
-    them too.
-
-    `scope` restricts trajectories with a fork only; of all others everything that the policy wrote is trained.
-    Where parent and child are both in the group (merge "append"), the prefix that they share counts once, for
-    the child, as it would had the child replaced its parent: the parent's failure is the corrected step's.
-
-    Args:
-        group: Merged after the interventions.
-        advantages_G: One for each of `group.trajectories`.
-        scope: Which tokens of a corrected trajectory are trained.
-
-    Raises:
-        ValueError: a count that does not fit, or a forked trajectory without the weights of its corrected turn.
-    """
-    if len(advantages_G) != len(group.trajectories):
-        raise ValueError(f"{len(advantages_G)} advantages for {len(group.trajectories)} trajectories")
-    shared_G = _steps_trained_elsewhere(group.trajectories)
-    samples = [
-        _sample(trajectory, advantage, scope, first_step=shared)
-        if trajectory.valid and (keep_zero_advantage or advantage != 0)
-        else None
-        for trajectory, advantage, shared in zip(group.trajectories, advantages_G, shared_G, strict=True)
-    ]
-    return [sample if sample is not None and any(sample.loss_mask) else None for sample in samples]
-
-
-def _steps_trained_elsewhere(trajectories: Sequence[Trajectory]) -> list[int]:
-    """For each trajectory, how many of its first steps are trained in another one that shares them."""
-    members = {trajectory.member: index for index, trajectory in enumerate(trajectories) if trajectory.fork is None}
-    children: dict[int, list[int]] = {}
-    for index, trajectory in enumerate(trajectories):
-        if trajectory.fork is not None and trajectory.valid:
-            children.setdefault(trajectory.fork.parent, []).append(index)
-    shared_G = [0] * len(trajectories)
-    for parent, siblings in children.items():
-        steps = {index: _fork_step(trajectories[index]) for index in siblings}
-        # The child that forked last holds the longest shared prefix; it trains all of it.
-        owner = max(siblings, key=lambda index: steps[index])
-        for index in siblings:
-            shared_G[index] = 0 if index == owner else steps[index]
-        if parent in members:
-            shared_G[members[parent]] = steps[owner]
-    return shared_G
-
-
-def _fork_step(trajectory: Trajectory) -> int:
-    if trajectory.fork is None:
-        raise ValueError(f"trajectory {trajectory.task_id}/{trajectory.member} has no fork")
-    return trajectory.fork.step
-
-
-def _trained(trajectory: Trajectory, step: int, scope: Scope) -> bool:
-    if trajectory.fork is None or scope is Scope.all:
-        return True
-    if scope is Scope.suffix:
-        return step >= trajectory.fork.step
-    return step == trajectory.fork.step
-
-
-def _sample(trajectory: Trajectory, advantage: float, scope: Scope, *, first_step: int) -> Sample:
-    token_ids: list[int] = []
-    authors: list[Author] = []
-    loss_mask: list[bool] = []
-    log_probs: list[float] = []
-    weights: list[float] = []
-    segment_starts = [0]
-    for step, turn in enumerate(trajectory.turns):
-        if turn.new_segment and token_ids:
-            segment_starts.append(len(token_ids))
-        context, action = len(turn.context_ids), len(turn.action_ids)
-        trained = step >= first_step and _trained(trajectory, step, scope)
-        token_ids += turn.context_ids + turn.action_ids
-        authors += [Author.ENVIRONMENT] * context + [turn.author] * action
-        loss_mask += [False] * context + [trained] * action
-        log_probs += [0.0] * context + [value if trained else 0.0 for value in turn.action_log_probs]
-        weights += [1.0] * context + _turn_weights(trajectory, step)
-    return Sample(
-        token_ids=tuple(token_ids),
-        authors=tuple(authors),
-        loss_mask=tuple(loss_mask),
-        behaviour_log_probs=tuple(log_probs),
-        weights=tuple(weights),
-        advantage=advantage,
-        task_id=trajectory.task_id,
-        member=trajectory.member,
-        segment_starts=tuple(segment_starts),
-    )
-
-
 def segments(sample: Sample) -> list[Sample]:
-    """The sample cut where a new prompt begins; a segment without a trained token is left out."""
+    """The sample split where a new prompt begins, without segments that have no trained token."""
     if len(sample.segment_starts) == 1:
         return [sample]
     parts = [slice(*ends) for ends in itertools.pairwise((*sample.segment_starts, len(sample.token_ids)))]
-    cut = [
+    pieces = [
         replace(
             sample,
             token_ids=sample.token_ids[part],
@@ -168,34 +63,19 @@ def segments(sample: Sample) -> list[Sample]:
         )
         for part in parts
     ]
-    return [one for one in cut if any(one.loss_mask)]
-
-
-def _turn_weights(trajectory: Trajectory, step: int) -> list[float]:
-    turn = trajectory.turns[step]
-    if turn.author is Author.POLICY and turn.importance_weights:
-        return list(turn.importance_weights)
-    if turn.author is not Author.CORRECTOR:
-        return [1.0] * len(turn.action_ids)
-    weights = trajectory.correction_weights
-    if trajectory.fork is None or trajectory.fork.step != step or len(weights) != len(turn.action_ids):
-        raise ValueError(
-            f"turn {step} of {trajectory.task_id}/{trajectory.member} is a correction of {len(turn.action_ids)} "
-            f"tokens; the trajectory's fork is {trajectory.fork} with {len(weights)} weights"
-        )
-    return list(weights)
+    return [piece for piece in pieces if any(piece.loss_mask)]
 
 
 def trained_tokens(samples: Sequence[Sample]) -> int:
-    """How many tokens of `samples` have loss mask True."""
+    """The number of tokens with loss mask True."""
     return sum(sum(sample.loss_mask) for sample in samples)
 
 
 def mini_batches(samples: Sequence[Sample], updates: int, seed: int, iteration: int) -> list[list[Sample]]:
-    """Deals each task's samples, in a seeded order, in turn to `updates` mini-batches; some may stay empty.
+    """Deals each task's samples in a seeded order to `updates` mini-batches in turn; some may stay empty.
 
-    A sample's place depends on its own task's samples only, so that the parts are the same however the tasks
-    are spread over ranks, and each part holds successes and failures of each task about alike.
+    A sample's mini-batch depends only on the samples of its own task. So the mini-batches do not depend on how tasks
+    are spread over ranks, and each holds a similar share of a task's successes and failures.
     """
     parts: list[list[Sample]] = [[] for _ in range(updates)]
     by_task: dict[str, list[Sample]] = {}
@@ -203,7 +83,9 @@ def mini_batches(samples: Sequence[Sample], updates: int, seed: int, iteration: 
         by_task.setdefault(sample.task_id, []).append(sample)
     for task_id, members in by_task.items():
         first = derive_seed(seed, iteration, task_id, "mini-batch")
-        shuffled = sorted(members, key=lambda one: derive_seed(seed, iteration, one.task_id, one.member, "mini-batch"))
+        shuffled = sorted(
+            members, key=lambda member: derive_seed(seed, iteration, member.task_id, member.member, "mini-batch")
+        )
         for place, sample in enumerate(shuffled):
             parts[(first + place) % updates].append(sample)
     return parts
@@ -214,18 +96,16 @@ def micro_batches(
 ) -> list[Batch]:
     """Batches of samples of similar length, longest first, each of at most `max_tokens` padded tokens.
 
-    Where padding costs nothing (`packed`) it is not counted, and the samples of a task stay together, since they begin
-    alike.
-
-    Each segment of a sample is a row of its own. One longer than that gets a batch of its own. The sum of the
+    Each segment of a sample becomes one row. A row longer than `max_tokens` gets its own batch. The sum of the
     batches' losses and its gradient do not depend on `max_tokens`.
 
     Args:
         samples: Each with a trained token; no samples give no batch.
         max_tokens: Padded tokens B * T of one batch.
         total_trained_tokens: Of the whole iteration.
-        pad_id: Any id that the model's embedding knows.
-        packed: As `rti_exp.training.token_log_probs.TrainedPositions.packs`.
+        pad_id: Any id in the model's vocabulary.
+        packed: The forward pass computes no padding: padding is not counted, and the samples of a task stay
+            together, since they share their first tokens.
 
     Raises:
         ValueError: a sample whose first token is trained, or that has no trained token.

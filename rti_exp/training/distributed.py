@@ -1,4 +1,4 @@
-"""The few collective operations that training needs; with one process each is the identity."""
+"""The collective operations of training; with one process each is the identity."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def _several() -> bool:
 
 
 def leave() -> None:
-    """End this process' part in the group, if it is in one.
+    """Leaves the process group, if this process is in one.
 
-    Gloo's threads must be joined before the interpreter ends, else the C++ runtime may abort a process that has done
-    its work ("terminate called without an active exception"). NCCL's group Lightning itself ends at exit.
+    Gloo's threads must be joined before the interpreter exits; otherwise the C++ runtime may abort a process that has
+    finished ("terminate called without an active exception"). Lightning itself ends NCCL's group at exit.
     """
     if _several() and torch.distributed.get_backend() != "nccl":
         torch.distributed.destroy_process_group()

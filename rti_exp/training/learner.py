@@ -18,7 +18,6 @@ from rti_exp.config.group_settings import BudgetSettings, LimitSettings
 from rti_exp.config.settings import RunSettings, UpdateSettings
 from rti_exp.engines.base import Engine
 from rti_exp.objective.algorithm import Algorithm
-from rti_exp.training.batch import group_samples
 from rti_exp.training.budget import Budget
 from rti_exp.training.distributed import gather_from_ranks, interleave, rank, world_size
 from rti_exp.training.failure_limits import require_healthy
@@ -26,6 +25,7 @@ from rti_exp.training.group_rollouts import GroupRollouts, RolledOut, task_round
 from rti_exp.training.iteration import CollectedGroups, Iteration, Stopwatch, has_signal
 from rti_exp.training.metrics import MetricSource, iteration_metrics, log_to_lightning, over_ranks
 from rti_exp.training.policy_update import PolicyUpdate
+from rti_exp.training.samples import group_samples
 from rti_exp.training.tasks import IterationTasks
 from rti_exp.training.token_log_probs import TrainedPositions
 from rti_exp.training.trained_policy import FSDPPolicy, TrainedPolicy, WholePolicy

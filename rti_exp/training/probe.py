@@ -1,9 +1,8 @@
-"""The fixed probe: how perplexing the same clean corrections are to the policy as it learns.
+"""The fixed probe: the perplexity of the same clean corrections to the policy as it learns.
 
-Held-out failures are drawn once, from a seed that is not the run's, with the right action in place of the first
-harmful step. What is tracked is that action's perplexity under the rollout prompt: falling, it tells that the
-policy takes up corrections it has never been shown. (The perplexity of the corrections that are made in training
-falls also because other ones are made.)
+Held-out failures are drawn once, with a seed that is not the run's; the right action replaces the first harmful step.
+The probe tracks that action's perplexity under the rollout prompt. If it falls, the policy internalises corrections
+that it was never shown. (The perplexity of the corrections made in training also falls because they change.)
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from rti_exp.training.metrics import mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeCase:
-    """A correction's ids after the rollout prompt of the step that it corrects."""
+    """A correction's ids, and the rollout prompt of the step that it corrects."""
 
     family: str
     prompt_ids: tuple[int, ...]
@@ -34,12 +33,12 @@ class ProbeCase:
 
 
 class ProbeSource(Protocol):
-    """Knows an environment's probe cases; `rti_exp.pretraining.probe_cases.TownProbe`."""
+    """The probe cases of an environment; `rti_exp.pretraining.probe_cases.TownProbe`."""
 
     def cases(self, world: Environment, renderer: Renderer) -> list[ProbeCase]:
         """
         Raises:
-            SettingsError: the environment is not the one whose cases these are.
+            SettingsError: the cases belong to another environment.
         """
         ...
 
@@ -47,12 +46,12 @@ class ProbeSource(Protocol):
 class ProbeCallback(Callback):
     """Scores the cases before the first iteration, every `every`, and after the last.
 
-    Tokens of the probe are not part of the run's compute.
+    Tokens of the probe do not count as the run's compute.
 
     Args:
         run: None on ranks that write nothing; they score nothing either.
         cases: At least one.
-        every: Iterations between two probes; 0 is before the first and after the last only.
+        every: Iterations between two probes; 0: only before the first and after the last iteration.
     """
 
     def __init__(self, *, run: RunDirectory | None, cases: Sequence[ProbeCase], every: int) -> None:
@@ -77,9 +76,9 @@ class ProbeCallback(Callback):
             return
         module.eval()
         requests = [ScoreRequest(prompt_ids=case.prompt_ids, token_ids=case.action_ids) for case in self.probe_cases]
-        with trainer.precision_plugin.forward_context():  # the policy that is trained, as in an evaluation
+        with trainer.precision_plugin.forward_context():  # the trained policy, in the trainer's precision
             scores = module.engine.score(requests)
-        # What the engine has stored now would change the shapes of its next batches, and so the last digits.
+        # The probe's cache entries would change the shapes of the next batches, and so the last digits.
         module.engine.sync(module.policy_version)
         self.run.append_metrics(probe_row(module.iteration, self.probe_cases, scores))
 
@@ -93,11 +92,11 @@ def probe_row(iteration: int, cases: Sequence[ProbeCase], scores: Sequence[Seque
     by_family: dict[str, list[float]] = {}
     for case, log_probs in zip(cases, scores, strict=True):
         by_family.setdefault(case.family, []).append(log_perplexity(log_probs))
-    everything = [value for values in by_family.values() for value in values]
+    all_values = [value for values in by_family.values() for value in values]
     return {
         "kind": "probe",
         "iteration": iteration,
-        "perplexity": _exp(mean(everything)),
+        "perplexity": _exp(mean(all_values)),
         **{f"perplexity/{family}": _exp(mean(values)) for family, values in by_family.items()},
     }
 

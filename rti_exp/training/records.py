@@ -1,4 +1,4 @@
-"""What is written down of groups: one plain object for each intervention and for each sampled group."""
+"""Records of groups for the run directory: one plain object per intervention and per sampled group."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def intervention_records(iteration: int, group: Group, decode: Decode) -> list[dict[str, Any]]:
-    """A line of interventions.jsonl for each attempt of the group, whatever became of it.
+    """One record of interventions.jsonl per attempt of the group, with any outcome.
 
-    `task` is the opening prompt as the policy saw it; `history` the turns before the harmful step (all turns
-    where there is none); `after` the turns that followed the corrected one.
+    `task` is the opening prompt as the policy saw it, `history` the turns before the harmful step (all turns if
+    there is none), `after` the turns that followed the corrected one.
     """
     parents = {trajectory.member: trajectory for trajectory in group.sampled}
     return [_intervention_record(iteration, one, parents[one.parent], decode) for one in group.interventions]
@@ -60,7 +60,7 @@ def _intervention_record(iteration: int, one: Intervention, parent: Trajectory, 
 
 
 def transcript(turns: Sequence[Turn]) -> str:
-    """Turns and what the environment answered, a message a paragraph, each headed by its role."""
+    """Turns and the environment's answers, one line per message, each prefixed by its role."""
     messages = [message for turn in turns for message in (turn.message, *turn.observations)]
     return "\n".join(f"{message.role}: {message.content}" for message in messages)
 
@@ -72,15 +72,15 @@ def rollout_record(
     samples: Sequence[Sample | None],
     decode: Decode,
 ) -> dict[str, Any]:
-    """A line of rollouts.jsonl: the group as sampled and, where a correction was accepted, what came into it.
+    """One record of rollouts.jsonl: the group as sampled, and the accepted corrections that joined it.
 
-    Streams hold one value for each token: id, author (0 environment, 1 policy, 2 corrector, 3 teacher), whether it
-    was trained, weight (rho; of a sampled token its importance weight), behaviour log-prob (null for the
-    environment's).
+    Streams hold one value per token: id, author (0 environment, 1 policy, 2 corrector, 3 teacher), whether it was
+    trained, weight (rho, or a sampled token's importance weight) and behaviour log-prob (null for the
+    environment's tokens).
 
     Args:
         advantages: One for each of `group.trajectories`.
-        samples: What was trained of each of them; None where nothing was.
+        samples: The trained part of each of them; None where nothing was trained.
     """
     merged = [trajectory for trajectory in group.trajectories if trajectory.fork is not None]
     trained = dict(zip(map(id, group.trajectories), zip(advantages, samples, strict=True), strict=True))
@@ -105,8 +105,8 @@ def _trajectory_record(
         streams["token_ids"] += [*turn.context_ids, *turn.action_ids]
         streams["authors"] += [int(Author.ENVIRONMENT)] * context + [int(turn.author)] * action
         sampled = turn.importance_weights if turn.author is Author.POLICY else ()
-        own = trajectory.correction_weights if corrected else sampled
-        streams["weights"] += [1.0] * context + (list(own) or [1.0] * action)
+        weights = trajectory.correction_weights if corrected else sampled
+        streams["weights"] += [1.0] * context + (list(weights) or [1.0] * action)
         streams["log_probs"] += [None] * context + list(turn.action_log_probs)
     mask = (False,) * len(streams["token_ids"]) if sample is None else sample.loss_mask
     return {

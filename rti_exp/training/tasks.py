@@ -1,4 +1,4 @@
-"""Which tasks an iteration rolls out: a pure function of (seed, iteration), so that a resume is exact."""
+"""The tasks of each iteration: a pure function of (seed, iteration), so that a resumed run draws the same tasks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rti_exp.types import Task
 
 
 class TaskStream:
-    """Shuffled epochs of tasks, cut into iterations of `tasks_per_iteration`.
+    """Shuffled epochs of tasks, split into iterations of `tasks_per_iteration`.
 
-    Each task comes once an epoch; an iteration may begin in one epoch and end in the next, and still holds no
-    task twice. The order of an epoch is derived from (seed, epoch, task id) and not from the order of `tasks`.
+    Each task occurs once in an epoch. An iteration may begin in one epoch and end in the next; it never holds a task
+    twice. The order of an epoch is derived from (seed, epoch, task id), not from the order of `tasks`.
 
     Raises:
         SettingsError: fewer tasks than an iteration takes.
@@ -36,18 +36,18 @@ class TaskStream:
         self._epochs: list[list[Task]] = []
 
     def iteration(self, iteration: int) -> list[Task]:
-        """The tasks of iteration 1, 2, ... in any order of asking."""
+        """The tasks of an iteration, counted from 1."""
         first = (iteration - 1) * self._per_iteration
         return [self._at(position) for position in range(first, first + self._per_iteration)]
 
     def fresh(self, iteration: int) -> list[Task]:
-        """All tasks that the iteration does not begin with, in the order in which they replace groups without signal.
+        """All other tasks, in the order in which they replace groups without signal.
 
-        A function of (seed, iteration, task id) alone, whatever was replaced before.
+        The order depends on (seed, iteration, task id) only, not on earlier replacements.
         """
-        begun = {task.id for task in self.iteration(iteration)}
-        others = [task for task in self._tasks if task.id not in begun]
-        return sorted(others, key=lambda task: derive_seed(self._seed, "refill", iteration, task.id))
+        first = {task.id for task in self.iteration(iteration)}
+        rest = [task for task in self._tasks if task.id not in first]
+        return sorted(rest, key=lambda task: derive_seed(self._seed, "refill", iteration, task.id))
 
     def _at(self, position: int) -> Task:
         epoch, place = divmod(position, len(self._tasks))
@@ -61,7 +61,7 @@ class TaskStream:
         begun = epoch * len(self._tasks) % self._per_iteration
         if not begun:
             return order
-        # The iteration that straddles two epochs must not meet a task of its first part again.
+        # An iteration that spans two epochs must not repeat a task of its first part.
         taken = {task.id for task in self._epochs[-1][-begun:]}
         head = [task for task in order if task.id not in taken][: self._per_iteration - begun]
         chosen = {task.id for task in head}
@@ -69,9 +69,9 @@ class TaskStream:
 
 
 class IterationTasks:
-    """This rank's tasks of one iteration; `fresh()` gives, to each rank alike, those that may replace some of them.
+    """This rank's tasks of one iteration; `fresh()` gives every rank the same tasks for replacing groups.
 
-    Neither a list nor a dataclass: Lightning's precision plugins walk those, and stumble over frozen tasks.
+    Neither a list nor a dataclass: Lightning's precision plugins walk those and fail on frozen tasks.
     """
 
     __slots__ = ("fresh", "iteration", "tasks")
@@ -106,15 +106,15 @@ class TaskLoader:
 
     def __iter__(self) -> Iterator[IterationTasks]:
         for iteration in range(self.done + 1, self.last + 1):
-            own = self.stream.iteration(iteration)[self.rank :: self.world_size]
-            yield IterationTasks(iteration, own, partial(self.stream.fresh, iteration))
+            share = self.stream.iteration(iteration)[self.rank :: self.world_size]
+            yield IterationTasks(iteration, share, partial(self.stream.fresh, iteration))
 
 
 class TaskDataModule(LightningDataModule):
     """The tasks of `max_iterations` iterations, sharded over the trainer's ranks.
 
-    Lightning shards no loader that is not its own, so each rank takes every world_size-th task of the iteration:
-    `tasks_per_iteration` counts the tasks of all ranks, and the number of devices does not change what is trained.
+    Lightning does not shard custom loaders, so each rank takes every world_size-th task of the iteration.
+    `tasks_per_iteration` counts the tasks of all ranks: the number of devices does not change the training data.
 
     Args:
         tasks: The training tasks.
@@ -140,7 +140,7 @@ class TaskDataModule(LightningDataModule):
         return TaskLoader(self.stream, done=self._done, last=self.run.max_iterations, rank=rank, world_size=world_size)
 
     def state_dict(self) -> dict[str, int]:
-        """{"iteration": iterations done}, by the module that trains where there is one."""
+        """{"iteration": iterations done}, from the module in training if there is one."""
         module = self.trainer.lightning_module if self.trainer else None
         return {"iteration": getattr(module, "iteration", self._done)}
 

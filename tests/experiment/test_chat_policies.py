@@ -17,7 +17,8 @@ from rti_exp.rollout.chat_render import ChatRenderer
 from rti_exp.rollout.collect import Collector
 from rti_exp.rollout.episode import EpisodeRun
 from rti_exp.rollout.renderers import renderer_for
-from rti_exp.training.batch import group_samples, micro_batches, trained_tokens
+from rti_exp.training.batch import micro_batches, trained_tokens
+from rti_exp.training.samples import group_samples
 from rti_exp.training.token_log_probs import TrainedPositions
 from rti_exp.types import Author, Evidence, Fork, Group, Message, Status, Task, Trajectory
 from tests.support.chat_fakes import chat_tokenizer, save_chat_policy

@@ -18,8 +18,8 @@ from rti_exp.config.settings import RolloutSettings, Scope
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.rollout.collect import Collector
 from rti_exp.runs import Run, read_lines
-from rti_exp.training.batch import to_samples
 from rti_exp.training.records import rollout_record
+from rti_exp.training.samples import to_samples
 from rti_exp.types import Author
 from tests.commands.test_train import environment, run_here
 from tests.guarantees.test_endings import FAULTY, WITHOUT_TURNS

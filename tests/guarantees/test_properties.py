@@ -21,7 +21,8 @@ from rti_exp.objective.advantages import advantages_from_members, group_advantag
 from rti_exp.objective.losses import kl_penalty, policy_loss, shaped_loss
 from rti_exp.objective.passk import pass_at_k, pass_hat_k
 from rti_exp.objective.weights import correction_weights
-from rti_exp.training.batch import micro_batches, mini_batches, to_samples, trained_tokens
+from rti_exp.training.batch import micro_batches, mini_batches, trained_tokens
+from rti_exp.training.samples import to_samples
 from rti_exp.types import Author, Evidence, Fork, Group, Outcome, Status, Trajectory, Verdict
 from tests.support.trajectories import TASK, group, trajectory, turn
 

@@ -9,7 +9,7 @@ from rti_exp.engines.local import LocalEngine
 from rti_exp.models.head import can_be_chunked
 from rti_exp.rollout.chat_render import ChatRenderer
 from rti_exp.rollout.collect import Collector
-from rti_exp.training.batch import group_samples
+from rti_exp.training.samples import group_samples
 from rti_exp.types import Group, Message
 from tests.experiment.test_chat_policies import SETTINGS, TASKS, EchoWorld, check_log_probs, corrected
 from tests.rollout.test_chat_render import HOSTILE, OPENING, TOOLS

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from rti_exp.config.settings import Scope
-from rti_exp.training.batch import micro_batches, mini_batches, to_samples, trained_tokens
+from rti_exp.training.batch import micro_batches, mini_batches, trained_tokens
+from rti_exp.training.samples import to_samples
 from rti_exp.types import Author, Sample
 from tests.support.trajectories import group, trajectory, turn
 

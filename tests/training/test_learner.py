@@ -13,9 +13,10 @@ from transformers import Qwen3ForCausalLM
 
 from rti_exp.config.group_settings import PRECISIONS
 from rti_exp.config.settings import AlgorithmSettings, RunSettings, Scope
-from rti_exp.training.batch import micro_batches, to_samples
+from rti_exp.training.batch import micro_batches
 from rti_exp.training.learner import RTIModule
 from rti_exp.training.policy_update import DivergedError
+from rti_exp.training.samples import to_samples
 from rti_exp.training.tasks import IterationTasks
 from rti_exp.training.token_log_probs import TrainedPositions
 from rti_exp.types import Author, Group

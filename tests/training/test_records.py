@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from rti_exp.config.settings import Scope
-from rti_exp.training.batch import group_samples
 from rti_exp.training.records import rollout_record
+from rti_exp.training.samples import group_samples
 from rti_exp.types import Author
 from tests.support.trajectories import group, trajectory, turn
 
