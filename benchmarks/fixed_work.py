@@ -100,7 +100,7 @@ class FixedEpisode:
 
 def endless_turns() -> None:
     """From now on, in this process, no token ends a turn."""
-    from rti_exp.rollout.render import TokenRenderer
+    from rti_exp.rollout.token_renderer import TokenRenderer
 
     TokenRenderer.stop_ids = property(lambda self: ())  # pyright: ignore[reportAttributeAccessIssue]
 

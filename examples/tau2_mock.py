@@ -24,7 +24,8 @@ from rti_exp.pretraining.documents import Document
 from rti_exp.pretraining.prior import ModelSize, TrainingSettings
 from rti_exp.pretraining.tokenizer import TextCollector, make_tokenizer
 from rti_exp.pretraining.training import make_model, train
-from rti_exp.rollout.render import Renderer, TokenRenderer
+from rti_exp.rollout.renderer import Renderer
+from rti_exp.rollout.token_renderer import TokenRenderer
 from rti_exp.rollout.tool_calls import parse_tool_call
 from rti_exp.types import Message, Task
 

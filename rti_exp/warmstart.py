@@ -115,7 +115,7 @@ def make(name: str, folder: Path, settings: WarmstartSettings, report: Queue[tup
     from rti_exp.pretraining.tokenizer import TextCollector, make_tokenizer
     from rti_exp.pretraining.training import make_model, train
     from rti_exp.randomness import derive_seed
-    from rti_exp.rollout.render import TokenRenderer
+    from rti_exp.rollout.token_renderer import TokenRenderer
 
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(settings.threads)

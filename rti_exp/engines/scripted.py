@@ -15,7 +15,7 @@ LogProbs = Callable[[tuple[int, ...], tuple[int, ...]], Sequence[float]]
 
 
 class TextCodec(Protocol):
-    """What the engine needs of a renderer: `rti_exp.rollout.render.TokenRenderer` has it."""
+    """What the engine needs of a renderer: `rti_exp.rollout.token_renderer.TokenRenderer` has it."""
 
     def text(self, ids: Sequence[int]) -> str: ...
 

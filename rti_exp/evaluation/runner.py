@@ -203,12 +203,12 @@ def _remote(config: Config, world: Any, weights: Any, todo: Sequence[tuple[Task,
     """A model behind an endpoint: as many episodes at once as it is sent requests, each in a thread."""
     from rti_exp.engines.remote import ChatModel
     from rti_exp.processes.background_loop import cancel_all
-    from rti_exp.rollout.chat_rollouts import ChatRollouts
+    from rti_exp.rollout.remote_rollouts import RemoteRollouts
 
     assert isinstance(config.policy, RemotePolicySettings)
     remote = config.policy.remote
     model = ChatModel(remote, key="policy.remote")
-    rollouts = ChatRollouts(
+    rollouts = RemoteRollouts(
         model=model,
         settings=config.policy,
         temperature=config.evaluation.temperature,

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pytorch_lightning import Callback, Trainer
 
     from rti_exp.intervention.pipeline import Interventions
-    from rti_exp.rollout.collect import Collector
-    from rti_exp.rollout.teacher import TeacherRollouts
+    from rti_exp.rollout.collector import Collector
+    from rti_exp.rollout.teacher_rollouts import TeacherRollouts
     from rti_exp.tracking.loggers import RunLogger
     from rti_exp.training.learner import RTIModule
     from rti_exp.training.tasks import TaskDataModule
@@ -124,7 +124,7 @@ def build_experiment(config: Config, run: Run | None, *, directory: Path) -> Exp
 
 def build_collector(config: Config, world: Environment, policy: LoadedPolicy) -> Collector:
     """The collector that rolls out the policy, in training and in evaluation."""
-    from rti_exp.rollout.collect import Collector
+    from rti_exp.rollout.collector import Collector
 
     return Collector(
         environment=world,
@@ -184,8 +184,8 @@ def _teacher(config: Config, loader: PolicyLoader, policy: LoadedPolicy, device:
 
 def _teacher_members(config: Config, policy: Collector, teacher: LoadedPolicy | None) -> TeacherRollouts | None:
     """None unless the algorithm's groups have members of a teacher."""
-    from rti_exp.rollout.collect import Collector
-    from rti_exp.rollout.teacher import TeacherRollouts
+    from rti_exp.rollout.collector import Collector
+    from rti_exp.rollout.teacher_rollouts import TeacherRollouts
 
     options = config.algorithm.options
     if teacher is None or not isinstance(options, LuffySettings):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from rti_exp.engines.base import Engine
-    from rti_exp.rollout.chat_render import ChatRenderer
-    from rti_exp.rollout.render import TokenRenderer
+    from rti_exp.rollout.chat_renderer import ChatRenderer
+    from rti_exp.rollout.token_renderer import TokenRenderer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +67,11 @@ class PolicyLoader:
         from rti_exp.models.adapters import add_lora
         from rti_exp.models.load import load
         from rti_exp.models.recompute import recompute_layers
-        from rti_exp.rollout.renderers import renderer_for
+        from rti_exp.rollout.renderer import renderer_for
 
         named = f"{key}={path!r}"
         loaded = load(policy_folder(path, key), self._settings.dtype, given=named)
-        renderer = renderer_for(loaded.tokenizer, self._settings.chat, given=named)
+        renderer = renderer_for(loaded.tokenizer, self._settings.chat, setting=named)
         if trained and self._settings.lora.rank:
             add_lora(loaded.model, self._settings.lora, seed=self._seed)
         if trained and self._settings.gradient_checkpointing:

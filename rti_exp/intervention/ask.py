@@ -10,7 +10,7 @@ from rti_exp.config.settings import RoleSettings
 from rti_exp.engines.base import Engine, GenerateRequest, Sampling
 from rti_exp.engines.fitting import Lost, TooLong, generate_fitting
 from rti_exp.intervention.answers import Unreadable
-from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Completion
 
 Value = TypeVar("Value")

@@ -8,7 +8,7 @@ from typing import Any
 
 from rti_exp.envs.base import Environment, InfrastructureError
 from rti_exp.randomness import derive_seed
-from rti_exp.rollout.episode import environment_call
+from rti_exp.rollout.environment_calls import environment_call
 from rti_exp.types import (
     Check,
     Correction,

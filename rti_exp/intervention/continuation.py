@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from rti_exp.config.settings import RolloutSettings
 from rti_exp.envs.base import Environment, InfrastructureError
 from rti_exp.intervention.case import Attempt
-from rti_exp.rollout.collect import Collector
-from rti_exp.rollout.episode import EpisodeRun, environment_call
-from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.collector import Collector
+from rti_exp.rollout.environment_calls import replayed_episode
+from rti_exp.rollout.live_episode import EpisodeRules, LiveEpisode
+from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Author, Fork, Outcome
-
-
-class ReplayMismatch(Exception):
-    """The environment could not be brought to the state before the harmful step."""
 
 
 class Continuation:
@@ -35,14 +32,14 @@ class Continuation:
         the outcome it has, and notes the error.
         """
         live: list[Attempt] = []
-        runs: list[EpisodeRun] = []
+        runs: list[LiveEpisode] = []
         for attempt in attempts:
             try:
                 run = self._resumed(attempt)
-            except (ReplayMismatch, InfrastructureError) as error:
+            except InfrastructureError as error:
                 attempt.drop(Outcome.REPLAY_MISMATCH if attempt.outcome is None else attempt.outcome, str(error))
                 continue
-            run.force(attempt.written.action_ids, attempt.log_probs, Author.CORRECTOR)
+            run.take_turn(attempt.written.action_ids, attempt.log_probs, Author.CORRECTOR)
             live.append(attempt)
             runs.append(run)
         if not runs:
@@ -52,28 +49,22 @@ class Continuation:
             attempt.child = child
             attempt.error = child.error
 
-    def _resumed(self, attempt: Attempt) -> EpisodeRun:
-        """A run that stands before the harmful step.
+    def _resumed(self, attempt: Attempt) -> LiveEpisode:
+        """An episode that stands before the harmful step.
 
         Raises:
             ReplayMismatch: the replay led to another state.
             InfrastructureError: the environment broke in the replay.
         """
         task, trajectory, step = attempt.case.task, attempt.case.trajectory, attempt.step
-        start = environment_call(self.environment.start, task)
-        episode = environment_call(start.fork, [turn.message for turn in trajectory.turns[:step]])
-        found = environment_call(episode.state_hash)
-        if found != attempt.turn.state_hash:
-            raise ReplayMismatch(f"state {found} instead of {attempt.turn.state_hash}")
-        return EpisodeRun.resume(
+        turns = trajectory.turns[:step]
+        episode = replayed_episode(self.environment, task, turns, attempt.turn.state_hash)
+        return LiveEpisode(
             task,
             trajectory.member,
             episode,
-            trajectory.turns[:step],
-            self.renderer,
-            max_turns=self.environment.max_turns,
-            settings=self.settings,
-            # Its id joins the seed: two corrections of one trajectory draw apart.
+            EpisodeRules(renderer=self.renderer, settings=self.settings, max_turns=self.environment.max_turns),
+            turns=turns,
             fork=Fork(parent=trajectory.member, step=step, intervention_id=attempt.id),
             correction_weights=attempt.weights,
         )

@@ -15,7 +15,7 @@ from rti_exp.engines.fitting import Lost, TooLong, generate_fitting
 from rti_exp.intervention.case import Case
 from rti_exp.intervention.prompts import is_closed, role_message, with_request
 from rti_exp.intervention.rendering import rendered
-from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Completion, Correction, Message, Verdict
 
 CUT_OFF = "the correction was cut off before its end"

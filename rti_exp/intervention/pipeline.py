@@ -33,8 +33,8 @@ from rti_exp.intervention.meter import Meter
 from rti_exp.intervention.select import select
 from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import REJECTED, Verifier, rejection
-from rti_exp.rollout.collect import Collector
-from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.collector import Collector
+from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Evidence, Group, Message, Outcome, Verdict
 
 WITHOUT_FAULT = {

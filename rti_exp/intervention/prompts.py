@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from rti_exp.config.settings import RolePrompt
-from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Message, Role
 
 _PLACEHOLDER = re.compile(r"\{(evidence|reason)\}")

@@ -24,7 +24,7 @@ from rti_exp.intervention.prompts import role_message, with_request
 from rti_exp.intervention.rendering import rendered, whole_text
 from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import CheckName, Verifier
-from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Check, Completion, Correction
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rti_exp.intervention.case import Case
-from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Message
 
 

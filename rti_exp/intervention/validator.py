@@ -12,7 +12,7 @@ from rti_exp.intervention.ask import Answer, Question, ask
 from rti_exp.intervention.case import Case
 from rti_exp.intervention.prompts import role_message, with_request
 from rti_exp.intervention.rendering import rendered
-from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Verdict
 
 

@@ -13,7 +13,7 @@ from rti_exp.intervention.case import Attempt
 from rti_exp.intervention.leak_rule import known_text, leaked, message_text
 from rti_exp.intervention.prompts import role_message, with_request
 from rti_exp.intervention.rendering import rendered, whole_text
-from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Check, Outcome
 
 CheckName = Literal["gold", "leak", "plausible"]

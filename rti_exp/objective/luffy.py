@@ -32,7 +32,7 @@ class LUFFY(GRPO):
 
     The teacher's tokens have the loss -A f(pi), f(p) = p / (p + gamma), all others GRPO's, with its settings;
     the defaults of those are LUFFY's: no clip, no standard deviation. Without a teacher's token it is GRPO bit
-    for bit. Who rolls out the teacher's members is `rti_exp.rollout.teacher`.
+    for bit. Who rolls out the teacher's members is `rti_exp.rollout.teacher_rollouts`.
     """
 
     settings: LuffySettings

@@ -14,8 +14,8 @@ from rti_exp.envs.town.family import GIVE_UP
 from rti_exp.intervention.prompts import fill
 from rti_exp.pretraining.behaviour import Play, Step, formal, plan_of, play, random_task, spoken, wordy
 from rti_exp.pretraining.prior import Prior
-from rti_exp.rollout.chat_render import ChatRenderer
-from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.chat_renderer import ChatRenderer
+from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Message
 
 Manner = Literal["clean", "leaky", "wordy", "formal", "habit", "wrong", "nonsense"]

@@ -144,7 +144,7 @@ def finetune(source: Path, folder: Path, policy: PolicySettings, settings: Finet
     from rti_exp.pretraining.keeping import Keeper, OtherRun
     from rti_exp.pretraining.training import train
     from rti_exp.randomness import derive_seed
-    from rti_exp.rollout.renderers import renderer_for
+    from rti_exp.rollout.renderer import renderer_for
 
     started = time.monotonic()
     silence_libraries()
@@ -152,7 +152,7 @@ def finetune(source: Path, folder: Path, policy: PolicySettings, settings: Finet
     torch.manual_seed(settings.seed)
     given = f"policy.path={policy.path!r}"
     loaded = load(source, policy.dtype, given=given)
-    renderer = renderer_for(loaded.tokenizer, settings.chat, given=given)
+    renderer = renderer_for(loaded.tokenizer, settings.chat, setting=given)
     if policy.lora.rank:
         add_lora(loaded.model, policy.lora, seed=derive_seed(settings.seed, "adapters"))
     loaded.model.to(_device(settings.device))  # pyright: ignore[reportArgumentType]

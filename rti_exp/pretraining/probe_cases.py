@@ -12,7 +12,7 @@ from rti_exp.pretraining.behaviour import Play, plan_of
 from rti_exp.pretraining.documents import action_ids, correction, failed_play, history_ids
 from rti_exp.pretraining.prior import Prior
 from rti_exp.randomness import derive_seed
-from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.renderer import Renderer
 from rti_exp.training.probe import ProbeCase
 
 

@@ -31,7 +31,7 @@ from rti_exp.pretraining.documents import (
 )
 from rti_exp.pretraining.prior import Prior
 from rti_exp.randomness import derive_seed
-from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Message
 
 MANNERS: tuple[Manner, ...] = ("clean", "leaky", "wordy", "formal", "wrong")

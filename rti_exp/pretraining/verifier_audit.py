@@ -19,7 +19,7 @@ from rti_exp.pretraining.behaviour import Play, spoken
 from rti_exp.pretraining.documents import correction, failed_play, leak_possible, passes, verifier_document
 from rti_exp.pretraining.prior import Prior
 from rti_exp.randomness import derive_seed
-from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.renderer import Renderer
 
 MOST_DRAWS = 400
 """Plays drawn for each one wanted: in some families a leak is seldom or never possible."""

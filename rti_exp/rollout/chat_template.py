@@ -1,4 +1,4 @@
-"""A model's own chat template, turned into pieces that can be appended to a conversation."""
+"""A model's own chat template, split into pieces that can be appended to a conversation."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from rti_exp.rollout.controlled_text import placeholder, split_at
+from rti_exp.rollout.text_encoder import placeholder, split_at
 from rti_exp.types import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Text = tuple[str, dict[str, str]]
-"""A template's text with placeholders, and the data that they stand for."""
+"""A template's text with placeholders, and the data of each placeholder."""
 _THOUGHT = re.compile(r"<think>\s*</think>\s*")
 
 
 class UnsupportedTemplate(ValueError):
-    """The chat template cannot be used; the message says what it does."""
+    """The chat template cannot be used; the message says why."""
 
 
 class ChatTemplate:
-    """Renders messages by `tokenizer.chat_template`, in the sandbox that transformers runs it in.
+    """Renders messages by `tokenizer.chat_template`, in the sandbox of transformers.
 
-    The template sees placeholders for the messages' contents, so that nothing in them can change what it does.
+    The template sees placeholders instead of the messages' contents, so that no content can change what it does.
 
     Args:
-        control: the tokenizer's control tokens; one of them has to end an assistant turn.
+        control: the tokenizer's control tokens, one of which must end an assistant turn.
         thinking: the template's `enable_thinking`; None leaves it undefined.
 
     Raises:
-        UnsupportedTemplate: there is none, or no control token ends an assistant turn.
+        UnsupportedTemplate: there is no template, or no control token ends an assistant turn.
     """
 
     def __init__(
@@ -55,27 +55,27 @@ class ChatTemplate:
     ) -> Text:
         """A conversation up to the header of the next assistant turn.
 
-        In assistants' contents the control tokens `markers` count; the template sees their thinking apart.
+        The control tokens `markers` count in the assistant's contents. Its thinking goes to the template separately.
         """
         shown, data = self._placed(messages, markers)
         schemas, more = self._tools(tools, len(data))
         return self._render(shown, schemas), {**data, **more}
 
     def after_turn(self, messages: Sequence[Message]) -> Text:
-        """What follows the content of an assistant turn: its end, these messages, the header of the next turn."""
+        """The text after an assistant turn's content: its end, these messages, and the header of the next turn."""
         _, data = self._placed(messages)
         return self._after_turn(tuple((message.role, bool(message.content)) for message in messages)), data
 
     def extends(self) -> bool:
-        """Whether, tried out, a longer conversation is rendered as the shorter one and what was appended.
+        """Whether a longer probe conversation renders as the shorter one plus the appended text.
 
-        Thinking that is left out of earlier turns, and an empty thought in a turn's header, are not counted.
+        Ignores thinking that the template drops from earlier turns, and an empty thought in a turn's header.
         """
         opening = [Message(role="system", content="s"), Message(role="user", content="u")]
-        said, answer = Message(role="assistant", content="a"), Message(role="tool", content="t")
+        turn, answer = Message(role="assistant", content="a"), Message(role="tool", content="t")
         last = Message(role="user", content="v")
         try:
-            whole = _filled(*self.opening([*opening, said, answer, said, last], ()))
+            whole = _filled(*self.opening([*opening, turn, answer, turn, last], ()))
             pieces = [_filled(*self.opening(opening, ()))]
             pieces += ["a" + _filled(*self.after_turn([message])) for message in (answer, last)]
         except UnsupportedTemplate:
@@ -83,7 +83,7 @@ class ChatTemplate:
         return _without_thoughts("".join(pieces)) == _without_thoughts(whole)
 
     def renders_tools(self, name: str, *, marked: str) -> bool:
-        """Whether a tool's name comes out, in a text with `marked` in it."""
+        """Whether the template renders a tool's name, in a text that contains `marked`."""
         tool = {"name": name, "description": "", "parameters": {"type": "object", "properties": {}}}
         try:
             text, _ = self.opening([Message(role="user", content="u")], [tool])
@@ -94,7 +94,7 @@ class ChatTemplate:
     def _placed(
         self, messages: Sequence[Message], markers: Sequence[str] = ()
     ) -> tuple[list[dict[str, str]], dict[str, str]]:
-        """Messages as the template takes them, with placeholders in the place of contents that are not empty."""
+        """Messages in the template's form, with placeholders for contents that are not empty."""
         shown: list[dict[str, str]] = []
         data: dict[str, str] = {}
 
@@ -119,7 +119,7 @@ class ChatTemplate:
         return shown, data
 
     def _tools(self, tools: Sequence[Mapping[str, Any]], first: int) -> tuple[list[Any] | None, dict[str, str]]:
-        """Tools in the OpenAI form; control tokens in their texts are data."""
+        """Tools in the OpenAI form; control tokens in their text are data."""
         if not tools:
             return None, {}
         data = {text: placeholder(100_000 + first + index) for index, text in enumerate(self._control)}
@@ -153,13 +153,13 @@ class ChatTemplate:
         return text
 
     def _render_after_turn(self, kinds: tuple[tuple[str, bool], ...]) -> str:
-        user, said = {"role": "user", "content": "u"}, {"role": "assistant", "content": placeholder(10**6)}
-        made = [
+        user, turn = {"role": "user", "content": "u"}, {"role": "assistant", "content": placeholder(10**6)}
+        later = [
             Message(role=role, content="x" if filled else "")  # pyright: ignore[reportArgumentType]
             for role, filled in kinds
         ]
-        shown, _ = self._placed(made)
-        parts = self._render([user, said, *shown], None).split(placeholder(10**6))
+        shown, _ = self._placed(later)
+        parts = self._render([user, turn, *shown], None).split(placeholder(10**6))
         if len(parts) != 2:
             raise UnsupportedTemplate("the chat template does not render an assistant turn as it was written")
         return parts[1]
@@ -174,16 +174,16 @@ class ChatTemplate:
 
     def _end_of_turn(self) -> str:
         text = self._after_turn((("user", True),)).lstrip()
-        found = [token for token in self._control if text.startswith(token)]
-        if not found:
-            raise UnsupportedTemplate("the chat template ends an assistant turn by no control token")
-        return max(found, key=len)
+        ends = [token for token in self._control if text.startswith(token)]
+        if not ends:
+            raise UnsupportedTemplate("the chat template does not end an assistant turn with a control token")
+        return max(ends, key=len)
 
     def after_end(self, text: str) -> tuple[str, str]:
-        """`after_turn`'s text as (end of the turn, the rest).
+        """`after_turn`'s text as (end of the turn, rest).
 
         Raises:
-            UnsupportedTemplate: the turn ends otherwise before these messages.
+            UnsupportedTemplate: the turn ends differently before these messages.
         """
         stripped = text.lstrip()
         if not stripped.startswith(self.end):

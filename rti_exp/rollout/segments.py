@@ -1,4 +1,4 @@
-"""The prompt of a later turn: appended to the ids so far, or a new segment where the chat template does not extend."""
+"""The prompt of a later turn: appended to the earlier ids, or a new segment where the chat template cannot append."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rti_exp.rollout.chat_render import ChatRenderer
-from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.chat_renderer import ChatRenderer
+from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Message, Turn, segment_ids
 
 
@@ -21,33 +21,20 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The ids before a turn's action: all of them if it begins a segment, else those after the turn before."""
+    """The ids before a turn's action: its whole prompt if it begins a segment, else those after the previous turn."""
 
     ids: tuple[int, ...]
     new_segment: bool = False
 
 
-def rerenders(renderer: Renderer) -> bool:
-    return isinstance(renderer, ChatRenderer) and renderer.rerenders
-
-
-def context_after(renderer: Renderer, turns: Sequence[Turn], opening: Opening | None) -> Context:
-    """The context of the turn after `turns` (at least one).
-
-    Args:
-        opening: needed by a renderer that `rerenders`.
-
-    Raises:
-        ValueError: it is needed and not given.
-    """
+def context_after(renderer: Renderer, turns: Sequence[Turn], opening: Opening) -> Context:
+    """The context of the turn that follows `turns` (at least one)."""
     last = turns[-1]
     if not (isinstance(renderer, ChatRenderer) and renderer.rerenders):
         closed = bool(last.action_ids) and last.action_ids[-1] in renderer.stop_ids
         return Context(ids=renderer.appended(last.observations, closed=closed))
-    if opening is None:
-        raise ValueError("a renderer that renders the whole conversation needs the episode's opening")
     later = [message for turn in turns for message in (turn.message, *turn.observations)]
-    whole, so_far = renderer.conversation(opening.messages, opening.tools, later), segment_ids(turns)
-    if whole[: len(so_far)] == so_far:
-        return Context(ids=whole[len(so_far) :])
-    return Context(ids=whole, new_segment=True)
+    prompt_ids, earlier_ids = renderer.conversation(opening.messages, opening.tools, later), segment_ids(turns)
+    if prompt_ids[: len(earlier_ids)] == earlier_ids:
+        return Context(ids=prompt_ids[len(earlier_ids) :])
+    return Context(ids=prompt_ids, new_segment=True)

@@ -14,7 +14,7 @@ from rti_exp.types import Group, Task
 
 
 class GroupCollector(Protocol):
-    """Rolls out groups of a task; `rti_exp.rollout.collect.Collector`."""
+    """Rolls out groups of a task; `rti_exp.rollout.collector.Collector`."""
 
     def collect(
         self,
@@ -28,7 +28,7 @@ class GroupCollector(Protocol):
 
 
 class TeacherMembers(Protocol):
-    """Adds `members` trajectories to each group; `rti_exp.rollout.teacher.TeacherRollouts`."""
+    """Adds `members` trajectories to each group; `rti_exp.rollout.teacher_rollouts.TeacherRollouts`."""
 
     members: int
 

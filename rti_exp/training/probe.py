@@ -17,7 +17,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from rti_exp.engines.base import ScoreRequest
 from rti_exp.envs.base import Environment
 from rti_exp.objective.perplexity import log_perplexity
-from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.renderer import Renderer
 from rti_exp.training.hooks import RunDirectory, learner
 from rti_exp.training.learner import RTIModule
 from rti_exp.training.metrics import mean

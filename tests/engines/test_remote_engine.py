@@ -18,7 +18,7 @@ from rti_exp.engines.base import (
 )
 from rti_exp.engines.fitting import Lost, generate_fitting
 from rti_exp.engines.remote.transcript import END, HEADERS, Transcript, messages_of
-from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Message
 
 RENDERER: Renderer = Transcript()

@@ -2,7 +2,7 @@ import pytest
 
 from rti_exp.engines.base import EngineUnavailable, GenerateRequest, Sampling, ScoreRequest
 from rti_exp.engines.scripted import ScriptedEngine
-from rti_exp.rollout.render import TokenRenderer
+from rti_exp.rollout.token_renderer import TokenRenderer
 from rti_exp.types import Message
 from tests.support.fakes import tiny_tokenizer
 

@@ -29,8 +29,8 @@ from rti_exp.intervention.pipeline import Interventions
 from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import Verifier
 from rti_exp.objective.advantages import group_advantages
-from rti_exp.rollout.collect import Collector
-from rti_exp.rollout.render import TokenRenderer
+from rti_exp.rollout.collector import Collector
+from rti_exp.rollout.token_renderer import TokenRenderer
 from rti_exp.training.samples import to_samples
 from rti_exp.types import Author, Group, Outcome, Task
 from tests.support.fakes import call, tiny_tokenizer

@@ -90,7 +90,7 @@ def rendering(data: bytes) -> str:
 
     text = data.decode("utf-8", "replace")
     ids = RENDERER.action_ids(text)
-    assert not set(ids[:-1]) & RENDERER._control_ids
+    assert not set(ids[:-1]) & RENDERER.control_ids
     assert RENDERER.text(ids[:-1]) == text
     message = RENDERER.message(ids)
     assert message.content == text

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from rti_exp.config.settings import RolloutSettings, Scope
 from rti_exp.engines.scripted import ScriptedEngine
-from rti_exp.rollout.collect import Collector
+from rti_exp.rollout.collector import Collector
 from rti_exp.runs import Run, read_lines
 from rti_exp.training.records import rollout_record
 from rti_exp.training.samples import to_samples
@@ -43,7 +43,7 @@ def test_hostile_text_is_data_in_ids_masks_and_records(text: str, tmp_path: Path
     engine = ScriptedEngine(answer, RENDERER, log_probs=lambda prompt, tokens: [-0.5] * len(tokens))
     collector = Collector(environment=world, engine=engine, renderer=RENDERER, settings=SETTINGS, seed=0)
     [group] = collector.collect(world.tasks("train")[:1], 2, 1)
-    control = RENDERER._control_ids
+    control = RENDERER.control_ids
     for one in group.trajectories:
         assert one.error is None
         assert len(one.turns) == 2

@@ -7,7 +7,7 @@ import pytest
 from rti_exp.config.settings import ReweightSettings, RoleSettings, Scorer, SettingsError
 from rti_exp.intervention.case import Case
 from rti_exp.intervention.corrector import CUT_OFF, EMPTY, NoCorrection, Rewrite, SelfCorrector, TeacherCorrector
-from rti_exp.rollout.chat_render import ChatRenderer
+from rti_exp.rollout.chat_renderer import ChatRenderer
 from rti_exp.types import Correction, Evidence, Message, Outcome, ToolCall, Verdict
 from tests.support.chat_fakes import DATA, chat_tokenizer
 from tests.support.fakes import GuessWorld, call, wrong_texts

@@ -14,7 +14,7 @@ from rti_exp.experiment.roles import RoleBuilder
 from rti_exp.intervention.case import Attempt, Case
 from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import Verifier
-from rti_exp.rollout.chat_render import ChatRenderer
+from rti_exp.rollout.chat_renderer import ChatRenderer
 from rti_exp.types import Correction, Evidence, Message, Verdict
 from tests.support.chat_fakes import chat_tokenizer, save_chat_policy
 from tests.support.fakes import GuessWorld, call, wrong_texts

@@ -153,7 +153,7 @@ def test_too_perplexing():
 
 def test_replay_mismatch_of_the_state():
     drifted = GuessEpisode(TASK, WORLD, drifted=True).state_hash()
-    error = f"state {drifted} instead of {START}"
+    error = f"the replay led to state {drifted} instead of {START}"
     assert run(RoleEngine(), GuessWorld(drift=True)) == [expected(outcome=Outcome.REPLAY_MISMATCH, error=error)]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from rti_exp.config.settings import RolePrompt
 from rti_exp.intervention.prompts import fill, is_closed, role_message, with_request
-from rti_exp.rollout.render import TokenRenderer
+from rti_exp.rollout.token_renderer import TokenRenderer
 from rti_exp.types import Message
 from tests.support.fakes import tiny_tokenizer
 from tests.support.interventions import CharRenderer

@@ -19,8 +19,8 @@ from rti_exp.intervention.corrector import SelfCorrector
 from rti_exp.intervention.pipeline import Interventions
 from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import Verifier
-from rti_exp.rollout.collect import Collector
-from rti_exp.rollout.render import TokenRenderer
+from rti_exp.rollout.collector import Collector
+from rti_exp.rollout.token_renderer import TokenRenderer
 from rti_exp.types import Outcome
 from tests.support.fakes import GuessWorld, call, tiny_model, tiny_tokenizer
 from tests.support.interventions import CHECKS, JUDGE, REWRITE

@@ -23,7 +23,7 @@ from rti_exp.pretraining.documents import (
 )
 from rti_exp.pretraining.prior import Prior
 from rti_exp.pretraining.tokenizer import SPECIAL_TOKENS, TextCollector, make_tokenizer
-from rti_exp.rollout.render import TokenRenderer
+from rti_exp.rollout.token_renderer import TokenRenderer
 
 PRIOR = Prior()
 STILL = Prior(guess=0.0, clumsy=0.0, give_up=0.0, misreport=0.0, wordy_step=0.0, formal=0.0)

@@ -23,7 +23,7 @@ from rti_exp.pretraining.finetune import FinetuneSettings, settings_of
 from rti_exp.pretraining.keeping import Keeper
 from rti_exp.pretraining.prior import Prior, TrainingSettings
 from rti_exp.pretraining.training import loss_of
-from rti_exp.rollout.renderers import renderer_for
+from rti_exp.rollout.renderer import renderer_for
 from tests.support.chat_fakes import chat_tokenizer, save_chat_policy
 
 SMALL = ("training.documents=8", "training.steps=3", "training.documents_per_step=4", "training.warmup=1", "device=cpu")
@@ -115,7 +115,7 @@ def test_one_that_was_ended_goes_on_to_the_same_policy(
 
 def test_documents_are_what_a_rollout_would_be() -> None:
     """Calls in the model's own spelling, the town's tools in the system message, only the assistant's turns trained."""
-    renderer = renderer_for(chat_tokenizer("qwen3"), FinetuneSettings().chat, given="x")
+    renderer = renderer_for(chat_tokenizer("qwen3"), FinetuneSettings().chat, setting="x")
     played = play(random_task(random.Random(0), family="nav_hard"), random.Random(0), Prior(), forced="right")
     document = rollout_document(renderer, played)
     text = renderer.text(document.token_ids)
@@ -178,7 +178,7 @@ def test_mixed_precision_learns_as_float32_does(base: Path, tmp_path: Path) -> N
 def test_the_loss_is_no_bf16_number(base: Path) -> None:
     policy, settings = settings_of(["policy=hf", f"policy.path={base}"])
     loaded = load(base, policy.dtype, given="x")
-    renderer = renderer_for(loaded.tokenizer, settings.chat, given="x")
+    renderer = renderer_for(loaded.tokenizer, settings.chat, setting="x")
     document = draw_document(renderer, settings.prompts, settings.prior, random.Random(0))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = loss_of(loaded.model, [document])

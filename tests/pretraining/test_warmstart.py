@@ -39,7 +39,7 @@ def test_makes_a_policy_and_a_teacher_that_train_takes(tmp_path: Path) -> None:
     assert "Writing model shards" not in done.stderr
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    from rti_exp.rollout.render import TokenRenderer
+    from rti_exp.rollout.token_renderer import TokenRenderer
 
     policy = AutoModelForCausalLM.from_pretrained(tmp_path / "made" / "tiny")
     assert policy.config.hidden_size == 32

@@ -7,13 +7,12 @@ from rti_exp.config.chat_settings import ChatSettings
 from rti_exp.config.settings import Scope
 from rti_exp.engines.local import LocalEngine
 from rti_exp.models.head import can_be_chunked
-from rti_exp.rollout.chat_render import ChatRenderer
-from rti_exp.rollout.collect import Collector
+from rti_exp.rollout.chat_renderer import ChatRenderer
+from rti_exp.rollout.collector import Collector
 from rti_exp.training.samples import group_samples
 from rti_exp.types import Group, Message
-from tests.experiment.test_chat_policies import SETTINGS, TASKS, EchoWorld, check_log_probs, corrected
-from tests.rollout.test_chat_render import HOSTILE, OPENING, TOOLS
-from tests.support.chat_fakes import DATA, qwen3_folder
+from tests.support.chat_fakes import DATA, HOSTILE, OPENING, TOOLS, qwen3_folder
+from tests.support.echo_world import SETTINGS, TASKS, EchoWorld, check_log_probs, corrected
 from tests.support.fakes import tiny_model
 
 pytestmark = pytest.mark.slow
@@ -33,7 +32,7 @@ def test_the_committed_template_is_the_real_one(tokenizer):
     assert tokenizer.chat_template == (DATA / "qwen3_chat_template.jinja").read_text(encoding="utf-8")
 
 
-def test_ids_are_those_of_the_tokenizer(tokenizer, renderer):
+def test_ids_equal_the_tokenizers_own(tokenizer, renderer):
     shown = [{"role": message.role, "content": message.content} for message in OPENING]
     wrapped = [{"type": "function", "function": tool} for tool in TOOLS]
     options = {"add_generation_prompt": True, "enable_thinking": False, "tokenize": False}
@@ -43,7 +42,7 @@ def test_ids_are_those_of_the_tokenizer(tokenizer, renderer):
     assert renderer.action_ids("Hello") == (9707, 151645)
 
 
-def test_hostile_text_is_no_control_token(renderer):
+def test_hostile_text_gives_no_control_token(renderer):
     ids = renderer.appended([Message(role="tool", content=HOSTILE)], closed=True)
     assert HOSTILE in renderer.text(ids)
     assert [one for one in ids if one >= 151643] == [151644, 151665, 151666, 151645, 151644, 151667, 151668]

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from rti_exp.rollout.tool_calls import MAX_DEPTH, MalformedToolCall, parse_tool_call
+from rti_exp.engines.tool_json import MAX_DEPTH, MalformedToolCall
+from rti_exp.rollout.tool_calls import parse_tool_call
 from rti_exp.types import ToolCall
 
 
@@ -52,13 +53,13 @@ def nested(depth: int) -> str:
         ('{"a":' * 100_000, "too deeply"),
     ],
 )
-def test_malformed_calls_are_said_to_be_so(text, reason):
+def test_malformed_calls_say_why(text, reason):
     with pytest.raises(MalformedToolCall, match=reason) as caught:
         parse_tool_call(text)
     assert str(caught.value).endswith(".")
 
 
-def test_what_is_read_can_be_written_as_strict_json():
+def test_calls_can_be_written_as_strict_json_again():
     for text in (nested(MAX_DEPTH - 1), '{"name": "a", "arguments": {"x": "\\ud83d\\ude00", "y": 1e308}}'):
         call = parse_tool_call(text)
         written = json.dumps(call.arguments, allow_nan=False, ensure_ascii=False).encode("utf-8")

@@ -25,8 +25,8 @@ from rti_exp.intervention.corrector import Corrector, SelfCorrector
 from rti_exp.intervention.pipeline import Interventions
 from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import Verifier
-from rti_exp.rollout.collect import Collector
-from rti_exp.rollout.render import Renderer
+from rti_exp.rollout.collector import Collector
+from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Author, Completion, Group, Intervention, Message, Status, Task, ToolCall, Trajectory, Turn
 from tests.support.fakes import GuessWorld, call, right_texts, wrong_texts
 

@@ -41,8 +41,8 @@ from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import Verifier
 from rti_exp.objective.algorithm import Algorithm
 from rti_exp.objective.grpo import GRPO
-from rti_exp.rollout.collect import Collector
-from rti_exp.rollout.render import TokenRenderer
+from rti_exp.rollout.collector import Collector
+from rti_exp.rollout.token_renderer import TokenRenderer
 from rti_exp.training.fsdp import whole_tensor
 from rti_exp.training.group_rollouts import GroupRollouts
 from rti_exp.training.learner import LearnerSettings, RTIModule

@@ -12,8 +12,8 @@ from rti_exp.config.algorithm_settings import LuffySettings
 from rti_exp.config.settings import AlgorithmSettings, RunSettings
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.objective.luffy import LUFFY
-from rti_exp.rollout.collect import Collector
-from rti_exp.rollout.teacher import TeacherRollouts
+from rti_exp.rollout.collector import Collector
+from rti_exp.rollout.teacher_rollouts import TeacherRollouts
 from rti_exp.training.iteration import has_signal
 from rti_exp.training.learner import RTIModule
 from rti_exp.training.tasks import TaskStream

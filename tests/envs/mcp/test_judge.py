@@ -15,7 +15,7 @@ from rti_exp.engines.base import EngineUnavailable, EngineUnusable
 from rti_exp.envs.base import InfrastructureError
 from rti_exp.envs.mcp import Mcp
 from rti_exp.envs.mcp.judge import Judge, read_verdict
-from rti_exp.rollout.episode import environment_call
+from rti_exp.rollout.environment_calls import environment_call
 from rti_exp.types import Message
 from tests.support.mcp import (
     COUNT_TO_3,

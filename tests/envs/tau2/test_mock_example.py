@@ -13,7 +13,7 @@ if not Path(__file__).parents[3].joinpath("examples").is_dir():
 
 from examples.tau2_mock import PLANS, Teacher
 from rti_exp.envs.tau2 import Tau2
-from rti_exp.rollout.render import TokenRenderer
+from rti_exp.rollout.token_renderer import TokenRenderer
 from rti_exp.rollout.tool_calls import parse_tool_call
 from rti_exp.types import Message
 from tests.support.fakes import tiny_tokenizer

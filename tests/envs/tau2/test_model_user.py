@@ -18,7 +18,7 @@ from rti_exp.engines.base import EngineUnusable
 from rti_exp.envs.base import InfrastructureError
 from rti_exp.envs.tau2 import Tau2
 from rti_exp.evaluate import main as evaluate
-from rti_exp.rollout.episode import environment_call
+from rti_exp.rollout.environment_calls import environment_call
 from tests.support.faulty_server import MODEL, FaultyServer, completion
 from tests.support.tau2_play import say, task_of, use
 

@@ -4,8 +4,9 @@ import pytest
 
 from rti_exp.config.settings import RolloutSettings
 from rti_exp.envs.base import InfrastructureError, StepResult
-from rti_exp.rollout.episode import EpisodeRun, environment_call
-from rti_exp.rollout.render import TokenRenderer
+from rti_exp.rollout.environment_calls import environment_call
+from rti_exp.rollout.live_episode import EpisodeRules, LiveEpisode
+from rti_exp.rollout.token_renderer import TokenRenderer
 from rti_exp.types import Author, Fork, Message, Status, Trajectory
 from tests.support.fakes import GuessEpisode, GuessWorld, call, right_texts, tiny_tokenizer, wrong_texts
 
@@ -15,24 +16,23 @@ SETTINGS = RolloutSettings(max_tokens=32, max_context=256)
 
 def start(
     world: GuessWorld | None = None, *, settings: RolloutSettings = SETTINGS, episode: GuessEpisode | None = None
-) -> EpisodeRun:
+) -> LiveEpisode:
     world = world or GuessWorld()
     task = world.tasks("train")[0]
-    return EpisodeRun.start(
-        task, 0, episode or world.start(task), RENDERER, max_turns=world.max_turns, settings=settings
-    )
+    rules = EpisodeRules(renderer=RENDERER, settings=settings, max_turns=world.max_turns)
+    return LiveEpisode(task, 0, episode or world.start(task), rules)
 
 
-def take(run: EpisodeRun, text: str, *, author: Author = Author.POLICY) -> tuple[int, ...]:
+def take(live: LiveEpisode, text: str, *, author: Author = Author.POLICY) -> tuple[int, ...]:
     ids = RENDERER.action_ids(text)
-    run.force(ids, [-0.25] * len(ids), author)
+    live.take_turn(ids, [-0.25] * len(ids), author)
     return ids
 
 
-def play(run: EpisodeRun, texts: tuple[str, ...]) -> Trajectory:
+def play(live: LiveEpisode, texts: tuple[str, ...]) -> Trajectory:
     for text in texts:
-        take(run, text)
-    return run.finish()
+        take(live, text)
+    return live.finish()
 
 
 def test_a_successful_episode():
@@ -48,13 +48,13 @@ def test_a_successful_episode():
     assert (trajectory.task_id, trajectory.member, trajectory.error) == (task.id, 0, None)
 
 
-def test_ids_are_only_ever_appended_to():
-    run = start()
+def test_ids_are_only_appended():
+    live = start()
     prompts = []
-    for text in right_texts(run.task):
-        prompts.append(run.prompt_ids)
-        take(run, text)
-    trajectory = run.finish()
+    for text in right_texts(live.task):
+        prompts.append(live.prompt_ids)
+        take(live, text)
+    trajectory = live.finish()
     assert [trajectory.prompt_ids(step) for step in range(3)] == prompts
     spelled = RENDERER.text(prompts[2])
     assert spelled == (
@@ -64,7 +64,7 @@ def test_ids_are_only_ever_appended_to():
     )
 
 
-def test_state_hash_is_of_before_the_step():
+def test_the_state_hash_precedes_the_step():
     world = GuessWorld()
     task = world.tasks("train")[0]
     mirror = world.start(task)
@@ -78,29 +78,29 @@ def test_state_hash_is_of_before_the_step():
 
 
 def test_malformed_calls_go_to_the_environment():
-    run = start()
-    take(run, '{"name": "take"')
-    assert run.turns[0].observations[0].content.startswith("error: The tool call is not valid JSON")
-    assert not run.finished
+    live = start()
+    take(live, '{"name": "take"')
+    assert live.turns[0].observations[0].content.startswith("error: The tool call is not valid JSON")
+    assert not live.finished
 
 
-def test_out_of_turns_is_truncated_with_reward_zero():
+def test_exceeding_max_turns_truncates_with_reward_zero():
     world = GuessWorld(max_turns=2)
     trajectory = play(start(world), right_texts(world.tasks("train")[0])[:2])
     assert (trajectory.status, trajectory.reward, len(trajectory.turns)) == (Status.TRUNCATED, 0.0, 2)
     assert trajectory.valid
 
 
-def test_ending_on_the_last_turn_is_no_truncation():
+def test_ending_on_the_last_turn_is_not_truncation():
     world = GuessWorld(max_turns=3)
     assert play(start(world), right_texts(world.tasks("train")[0])).status is Status.OK
 
 
-def test_out_of_context_is_truncated():
-    run = start()
-    first = len(run.prompt_ids)
-    take(run, call("open"))
-    second = len(run.prompt_ids)
+def test_exceeding_the_context_truncates():
+    live = start()
+    first = len(live.prompt_ids)
+    take(live, call("open"))
+    second = len(live.prompt_ids)
     exact = start(settings=RolloutSettings(max_tokens=32, max_context=second))
     assert exact.request(0, temperature=1.0).sampling.max_tokens == min(32, second - first)
     take(exact, call("open"))
@@ -112,28 +112,28 @@ def test_out_of_context_is_truncated():
     assert roomier.request(0, temperature=1.0).sampling.max_tokens == 1
 
 
-def test_an_opening_beyond_the_context_says_so():
-    run = start(settings=RolloutSettings(max_context=2))
-    trajectory = run.finish()
+def test_an_opening_beyond_the_context_is_an_error():
+    live = start(settings=RolloutSettings(max_context=2))
+    trajectory = live.finish()
     assert (trajectory.status, trajectory.turns, trajectory.reward) == (Status.TRUNCATED, (), 0.0)
     assert trajectory.error == (
-        f"no turn was taken: the opening has {len(run.prompt_ids)} tokens, rollout.max_context is 2"
+        f"no turn was taken: the opening has {len(live.prompt_ids)} tokens, rollout.max_context is 2"
     )
 
 
-def test_a_turn_that_was_cut_off_is_carried_out_and_closed_in_the_next_context():
-    run = start()
+def test_a_turn_that_was_cut_off_is_executed_and_closed_in_the_next_context():
+    live = start()
     cut = RENDERER.action_ids(call("take", key="red"))[:-1]
-    run.force(cut, [-1.0] * len(cut), Author.POLICY)
-    assert run.turns[0].observations[0].content == "took red"
-    assert run.turns[0].action_ids == cut
-    assert run.context_ids == (2, *RENDERER.appended(run.turns[0].observations, closed=True))
+    live.take_turn(cut, [-1.0] * len(cut), Author.POLICY)
+    assert live.turns[0].observations[0].content == "took red"
+    assert live.turns[0].action_ids == cut
+    assert live.context.ids == (2, *RENDERER.appended(live.turns[0].observations, closed=True))
 
 
 def test_request_carries_the_settings():
-    run = start(settings=RolloutSettings(temperature=0.5, top_p=0.9, max_tokens=7))
-    request = run.request(99, temperature=0.25)
-    assert request.prompt_ids == run.prompt_ids
+    live = start(settings=RolloutSettings(temperature=0.5, top_p=0.9, max_tokens=7))
+    request = live.request(99, temperature=0.25)
+    assert request.prompt_ids == live.prompt_ids
     assert request.seed == 99
     assert (request.sampling.temperature, request.sampling.top_p, request.sampling.max_tokens) == (0.25, 0.9, 7)
     assert request.sampling.stop_ids == (2,)
@@ -143,7 +143,7 @@ def test_request_carries_the_settings():
     ("error", "text"),
     [(InfrastructureError("the box is gone"), "the box is gone"), (ValueError("boom"), "ValueError: boom")],
 )
-def test_an_environment_that_breaks_is_no_failure_of_the_policy(error, text):
+def test_a_failing_environment_is_not_a_failure_of_the_policy(error, text):
     world = GuessWorld(break_at=1, error=error)
     trajectory = play(start(world), right_texts(world.tasks("train")[0])[:2])
     assert trajectory.status is Status.INFRASTRUCTURE_FAILURE
@@ -171,16 +171,16 @@ class HugeEpisode(OddEpisode):
 @pytest.mark.parametrize(
     ("kind", "text"), [(OddEpisode, "reward nan"), (HugeEpisode, "reward -1e+300"), (NumberEpisode, "not text")]
 )
-def test_answers_without_sense_are_the_environments_failure(kind, text):
+def test_invalid_results_are_infrastructure_failures(kind, text):
     world = GuessWorld()
-    run = start(world, episode=kind(world.tasks("train")[0], world))
-    take(run, "hello")
-    trajectory = run.finish()
+    live = start(world, episode=kind(world.tasks("train")[0], world))
+    take(live, "hello")
+    trajectory = live.finish()
     assert trajectory.status is Status.INFRASTRUCTURE_FAILURE
     assert text in (trajectory.error or "")
 
 
-def test_environment_call_lets_interrupts_through():
+def test_interrupts_pass_through_environment_calls():
     def interrupted() -> None:
         raise KeyboardInterrupt
 
@@ -189,46 +189,44 @@ def test_environment_call_lets_interrupts_through():
 
 
 def test_misuse_is_refused():
-    run = start()
+    live = start()
     with pytest.raises(RuntimeError, match="not finished"):
-        run.finish()
+        live.finish()
     with pytest.raises(ValueError, match="2 action ids with 1 log-probs"):
-        run.force((9, 2), (-1.0,), Author.POLICY)
-    take(run, "hello")
+        live.take_turn((9, 2), (-1.0,), Author.POLICY)
+    take(live, "hello")
     with pytest.raises(RuntimeError, match="is finished"):
-        take(run, "hello")
+        take(live, "hello")
 
 
-def resumed(world: GuessWorld, parent: Trajectory, step: int, *, settings: RolloutSettings = SETTINGS) -> EpisodeRun:
+def resumed(world: GuessWorld, parent: Trajectory, step: int) -> LiveEpisode:
     task = world.tasks("train")[0]
-    return EpisodeRun.resume(
+    return LiveEpisode(
         task,
         parent.member,
         world.start(task).fork([turn.message for turn in parent.turns[:step]]),
-        parent.turns[:step],
-        RENDERER,
-        max_turns=world.max_turns,
-        settings=settings,
+        EpisodeRules(renderer=RENDERER, settings=SETTINGS, max_turns=world.max_turns),
+        turns=parent.turns[:step],
         fork=Fork(parent=parent.member, step=step, intervention_id="i1"),
         correction_weights=(1.0, 1.1),
     )
 
 
-def test_a_corrected_run_goes_on_from_the_fork():
+def test_a_corrected_episode_continues_from_the_fork():
     world = GuessWorld(max_turns=4)
     task = world.tasks("train")[0]
     parent = play(start(world), (call("open"), *wrong_texts(task)))
     assert parent.reward == 0.0
-    run = resumed(world, parent, 1)
-    assert run.prompt_ids == parent.prompt_ids(1)
-    assert (run.step, run.seed_parts) == (1, ("i1",))
-    corrected = take(run, call("take", key="red"), author=Author.CORRECTOR)
-    assert run.prompt_ids == (
+    live = resumed(world, parent, 1)
+    assert live.prompt_ids == parent.prompt_ids(1)
+    assert (live.step, live.seed_parts) == (1, ("i1",))
+    corrected = take(live, call("take", key="red"), author=Author.CORRECTOR)
+    assert live.prompt_ids == (
         *parent.prompt_ids(1),
         *corrected,
         *RENDERER.appended((Message(role="tool", content="took red"),), closed=True),
     )
-    child = play(run, right_texts(task)[1:])
+    child = play(live, right_texts(task)[1:])
     assert (child.status, child.reward) == (Status.OK, 1.0)
     assert child.turns[0] is parent.turns[0]
     assert child.turns[1].state_hash == parent.turns[1].state_hash
@@ -247,28 +245,28 @@ def test_a_correction_of_the_first_turn_starts_from_the_opening():
     world = GuessWorld()
     task = world.tasks("train")[0]
     parent = play(start(world), wrong_texts(task))
-    run = resumed(world, parent, 0)
-    assert run.prompt_ids == parent.prompt_ids(0)
-    assert play(run, right_texts(task)).reward == 1.0
+    live = resumed(world, parent, 0)
+    assert live.prompt_ids == parent.prompt_ids(0)
+    assert play(live, right_texts(task)).reward == 1.0
 
 
-def test_only_the_remaining_budget_is_left():
+def test_a_continuation_has_the_remaining_turns_only():
     world = GuessWorld(max_turns=3)
     task = world.tasks("train")[0]
     parent = play(start(world), (call("open"), call("open"), call("open")))
-    run = resumed(world, parent, 2)
-    take(run, call("take", key="red"), author=Author.CORRECTOR)
-    child = run.finish()
+    live = resumed(world, parent, 2)
+    take(live, call("take", key="red"), author=Author.CORRECTOR)
+    child = live.finish()
     assert (child.status, child.reward, len(child.turns)) == (Status.TRUNCATED, 0.0, 3)
     assert task.id == child.task_id
 
 
 def test_a_fork_after_a_cut_off_turn_closes_it():
     world = GuessWorld()
-    run = start(world)
+    live = start(world)
     cut = RENDERER.action_ids(call("take", key="red"))[:-1]
-    run.force(cut, [-1.0] * len(cut), Author.POLICY)
-    parent = play(run, ("27",))
+    live.take_turn(cut, [-1.0] * len(cut), Author.POLICY)
+    parent = play(live, ("27",))
     assert resumed(world, parent, 1).prompt_ids == parent.prompt_ids(1)
 
 
@@ -276,9 +274,9 @@ def test_a_continuation_that_breaks_keeps_its_fork():
     world = GuessWorld()
     parent = play(start(world), wrong_texts(world.tasks("train")[0]))
     world.break_at = 1
-    run = resumed(world, parent, 1)
-    take(run, call("open"), author=Author.CORRECTOR)
-    child = run.finish()
+    live = resumed(world, parent, 1)
+    take(live, call("open"), author=Author.CORRECTOR)
+    child = live.finish()
     assert child.status is Status.INFRASTRUCTURE_FAILURE
     assert child.fork == Fork(parent=0, step=1, intervention_id="i1")
     assert child.turns == parent.turns[:1]

@@ -7,9 +7,9 @@ import pytest
 
 from rti_exp.config.settings import RolloutSettings
 from rti_exp.engines.scripted import ScriptedEngine
-from rti_exp.rollout.collect import Collector
-from rti_exp.rollout.render import TokenRenderer
-from rti_exp.rollout.teacher import TeacherRollouts
+from rti_exp.rollout.collector import Collector
+from rti_exp.rollout.teacher_rollouts import TeacherRollouts
+from rti_exp.rollout.token_renderer import TokenRenderer
 from rti_exp.types import Author, Group, Status
 from tests.support.fakes import GuessWorld, right_texts, tiny_tokenizer, wrong_texts
 
@@ -31,12 +31,12 @@ def collector(world: GuessWorld, texts: Any, author: Author, log_prob: float) ->
 
 
 def rolled_out(world: GuessWorld, *, members: int = 1, fraction: float = 1.0, policy: Any = wrong_texts) -> Any:
-    """(groups, the policy's engine, the teacher's); the policy has two members of its own."""
-    own = collector(world, policy, Author.POLICY, -0.5)
+    """(groups, the policy's engine, the teacher's engine); the policy has two members per group."""
+    students = collector(world, policy, Author.POLICY, -0.5)
     teacher = collector(world, right_texts, Author.TEACHER, -0.25)
-    add = TeacherRollouts(teacher=teacher, policy=own, members=members, prefix_fraction=fraction)
-    groups: list[Group] = add(own.collect(world.tasks("train")[:2], 2, 1), 1)
-    return groups, own.engine, teacher.engine
+    add = TeacherRollouts(teacher=teacher, policy=students, members=members, prefix_fraction=fraction)
+    groups: list[Group] = add(students.collect(world.tasks("train")[:2], 2, 1), 1)
+    return groups, students.engine, teacher.engine
 
 
 def authors(group: Group, place: int) -> list[Author]:
@@ -47,18 +47,17 @@ def test_the_teachers_members_come_last_with_their_own_tokens_and_rewards() -> N
     groups, _, engine = rolled_out(GuessWorld(), members=2)
     for group in groups:
         assert group.sampled == group.trajectories
-        assert [one.member for one in group.sampled] == [0, 1, 2, 3]
-        assert [one.reward for one in group.sampled] == [0.0, 0.0, 1.0, 1.0]
+        assert [trajectory.member for trajectory in group.sampled] == [0, 1, 2, 3]
+        assert [trajectory.reward for trajectory in group.sampled] == [0.0, 0.0, 1.0, 1.0]
         assert authors(group, 0) == [Author.POLICY] * 3
         assert authors(group, 3) == [Author.TEACHER] * 3
         assert {value for turn in group.sampled[2].turns for value in turn.action_log_probs} == {-0.25}
-    # Each turn of all tasks and members in one batch.
     assert len(engine.generate_requests) == 2 * 2 * 3
     assert len({request.seed for request in engine.generate_requests}) == 12
 
 
 @pytest.mark.parametrize(("fraction", "kept"), [(0.1, 1), (1 / 3, 1), (0.5, 2), (0.9, 3), (1.0, 3)])
-def test_the_policy_goes_on_after_the_teachers_share(fraction: float, kept: int) -> None:
+def test_the_policy_continues_after_the_teachers_share(fraction: float, kept: int) -> None:
     groups, engine, _ = rolled_out(GuessWorld(), fraction=fraction, policy=right_texts)
     for group in groups:
         assert authors(group, 2) == [Author.TEACHER] * kept + [Author.POLICY] * (3 - kept)
@@ -67,17 +66,17 @@ def test_the_policy_goes_on_after_the_teachers_share(fraction: float, kept: int)
     assert len(engine.generate_requests) == 2 * 2 * 3 + 2 * (3 - kept)
 
 
-def test_what_the_policy_makes_of_a_good_start_is_scored() -> None:
+def test_the_policys_continuation_is_scored() -> None:
     groups, _, _ = rolled_out(GuessWorld(), fraction=0.5)
     assert [group.sampled[2].turns[-1].message.content for group in groups] == ["stuck", "stuck"]
     assert [group.sampled[2].reward for group in groups] == [0.0, 0.0]
 
 
-def test_a_replay_that_leads_elsewhere_costs_the_member() -> None:
+def test_a_replay_mismatch_costs_the_member() -> None:
     groups, _, _ = rolled_out(GuessWorld(drift=True), fraction=0.5)
     for group in groups:
         broken = group.sampled[2]
         assert broken.status is Status.INFRASTRUCTURE_FAILURE
         assert math.isnan(broken.reward)
-        assert "replay of the teacher's turns led to state" in (broken.error or "")
-        assert [one.valid for one in group.sampled] == [True, True, False]
+        assert "the replay led to state" in (broken.error or "")
+        assert [trajectory.valid for trajectory in group.sampled] == [True, True, False]

@@ -1,4 +1,4 @@
-"""Episodes of a model that takes and gives messages, without a server."""
+"""Episodes of a remote model, without a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from rti_exp.config.remote_settings import RemotePolicySettings
 from rti_exp.envs.base import StepResult
-from rti_exp.rollout.chat_rollouts import ChatRollouts
+from rti_exp.rollout.remote_rollouts import RemoteRollouts
 from rti_exp.types import Message, Status
 from tests.support.fakes import GuessWorld
 
@@ -36,7 +36,7 @@ def scoring(reward: float, *observations: Any) -> GuessWorld:
 
 
 def rolled_out(world: GuessWorld) -> Any:
-    rollouts = ChatRollouts(
+    rollouts = RemoteRollouts(
         model=Model(),  # pyright: ignore[reportArgumentType]
         settings=RemotePolicySettings(),
         temperature=0.0,
@@ -47,18 +47,18 @@ def rolled_out(world: GuessWorld) -> Any:
 
 
 def test_a_reward_is_kept():
-    found = rolled_out(scoring(1.0))
-    assert (found.status, found.reward, len(found.turns)) == (Status.OK, 1.0, 1)
+    trajectory = rolled_out(scoring(1.0))
+    assert (trajectory.status, trajectory.reward, len(trajectory.turns)) == (Status.OK, 1.0, 1)
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, 1e10])
-def test_a_reward_that_is_none_is_the_environments_failure_and_no_zero(reward: float):
-    found = rolled_out(scoring(reward))
-    assert found.status is Status.INFRASTRUCTURE_FAILURE
-    assert math.isnan(found.reward)
-    assert found.error == f"the environment gave the reward {reward}"
+def test_an_unusable_reward_is_an_infrastructure_failure_and_not_zero(reward: float):
+    trajectory = rolled_out(scoring(reward))
+    assert trajectory.status is Status.INFRASTRUCTURE_FAILURE
+    assert math.isnan(trajectory.reward)
+    assert trajectory.error == f"the environment gave the reward {reward}"
 
 
-def test_an_observation_that_is_no_text_is_the_environments_failure():
-    found = rolled_out(scoring(1.0, Message(role="tool", content=None)))  # pyright: ignore[reportArgumentType]
-    assert found.status is Status.INFRASTRUCTURE_FAILURE
+def test_an_observation_that_is_not_text_is_an_infrastructure_failure():
+    trajectory = rolled_out(scoring(1.0, Message(role="tool", content=None)))  # pyright: ignore[reportArgumentType]
+    assert trajectory.status is Status.INFRASTRUCTURE_FAILURE

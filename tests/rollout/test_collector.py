@@ -10,9 +10,9 @@ from rti_exp.engines.base import EngineUnavailable, GenerateRequest
 from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.randomness import derive_seed
-from rti_exp.rollout.collect import Collector
-from rti_exp.rollout.episode import EpisodeRun
-from rti_exp.rollout.render import TokenRenderer
+from rti_exp.rollout.collector import Collector
+from rti_exp.rollout.live_episode import LiveEpisode
+from rti_exp.rollout.token_renderer import TokenRenderer
 from rti_exp.types import Completion, Fork, Message, Status
 from tests.support.fakes import GuessEpisode, GuessWorld, right_texts, tiny_model, tiny_tokenizer, wrong_texts
 
@@ -21,7 +21,7 @@ SETTINGS = RolloutSettings(max_tokens=32, max_context=256)
 
 
 def odd_succeeds(prompt: str, seed: int) -> str:
-    """Plays the right episode if the seed of the first turn is odd, else the wrong one."""
+    """Succeeds if the seed of the first turn is odd."""
     task = next(task for task in GuessWorld().tasks("train") if f"box {task.payload['box']}<" in prompt)
     turn = prompt.count("<|tool|>")
     right = seed % 2 == 1 if turn == 0 else f"took {task.payload['key']}" in prompt
@@ -85,7 +85,7 @@ class CountingRenderer(TokenRenderer):
         return super().opening(messages, tools)
 
 
-def test_the_opening_is_rendered_once_a_task():
+def test_the_opening_is_rendered_once_per_task():
     world = GuessWorld()
     renderer = CountingRenderer(tiny_tokenizer())
     collector(world, renderer=renderer).collect(world.tasks("train"), 5, 1)
@@ -110,14 +110,15 @@ class ChattyEpisode(GuessEpisode):
         return (Message(role="user", content=f"box {self.task.payload['box']}"),) * self.number
 
 
-def test_openings_that_differ_are_each_rendered():
+def test_differing_openings_are_each_rendered():
     world = ChattyWorld()
     group = collector(world).collect(world.tasks("train")[:1], 3, 1)[0]
-    one = RENDERER.opening([Message(role="user", content="box a")], ())
-    assert [len(t.prompt_ids(0)) for t in group.sampled] == [len(one) + k * (len(one) - 2) for k in range(3)]
+    opening = RENDERER.opening([Message(role="user", content="box a")], ())
+    lengths = [len(opening) + k * (len(opening) - 2) for k in range(3)]
+    assert [len(trajectory.prompt_ids(0)) for trajectory in group.sampled] == lengths
 
 
-def test_a_task_that_comes_twice_draws_apart():
+def test_a_repeated_task_draws_differently():
     world = GuessWorld()
     task = world.tasks("train")[0]
     engine = ScriptedEngine(odd_succeeds, RENDERER)
@@ -128,30 +129,22 @@ def test_a_task_that_comes_twice_draws_apart():
     assert first_turn[0] == derive_seed(0, 1, task.id, 0, "rollout", 0)
 
 
-def test_corrections_of_one_step_draw_apart():
+def test_corrections_of_one_step_draw_differently():
     world = GuessWorld()
     task = world.tasks("train")[0]
     engine = ScriptedEngine(odd_succeeds, RENDERER)
-    runs = [
-        EpisodeRun.resume(
-            task,
-            0,
-            world.start(task),
-            (),
-            RENDERER,
-            max_turns=4,
-            settings=SETTINGS,
-            fork=Fork(parent=0, step=0, intervention_id=name),
-        )
+    continuing = collector(world, engine)
+    episodes = [
+        LiveEpisode(task, 0, world.start(task), continuing.rules, fork=Fork(parent=0, step=0, intervention_id=name))
         for name in ("a", "b")
     ]
-    collector(world, engine).run(runs, iteration=3, purpose="continue")
+    continuing.run(episodes, iteration=3, purpose="continue")
     assert [request.seed for request in engine.generate_requests[:2]] == [
         derive_seed(0, 3, task.id, 0, "continue", 0, name) for name in ("a", "b")
     ]
 
 
-def test_broken_episodes_cost_themselves_only():
+def test_a_broken_episode_leaves_the_others():
     world = GuessWorld(break_start=True)
     engine = ScriptedEngine(odd_succeeds, RENDERER)
     groups = collector(world, engine).collect(world.tasks("train")[:2], 2, 1)
@@ -180,45 +173,45 @@ def test_an_engine_that_stays_down_ends_the_rollout():
 
 
 class RecordingEngine(LocalEngine):
-    """Keeps what it saw and said."""
+    """Keeps its requests and completions."""
 
     def __init__(self) -> None:
         super().__init__(tiny_model(sharpen=5.0))
-        self.seen: list[tuple[GenerateRequest, Completion]] = []
+        self.calls: list[tuple[GenerateRequest, Completion]] = []
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         completions = super().generate(requests)
-        self.seen += zip(requests, completions, strict=True)
+        self.calls += zip(requests, completions, strict=True)
         return completions
 
 
-def test_trajectories_hold_exactly_what_the_engine_saw():
+def test_trajectories_hold_exactly_the_ids_of_the_engine():
     world = GuessWorld(max_turns=3)
     engine = RecordingEngine()
     tasks = world.tasks("train")
     groups = collector(world, engine).collect(tasks, 4, 1)
-    said = {request.seed: (request, completion) for request, completion in engine.seen}
+    by_seed = {request.seed: (request, completion) for request, completion in engine.calls}
     turns = 0
     for group in groups:
         for trajectory in group.sampled:
             for step, turn in enumerate(trajectory.turns):
                 seed = derive_seed(0, 1, group.task.id, trajectory.member, "rollout", step)
-                request, completion = said[seed]
+                request, completion = by_seed[seed]
                 assert trajectory.prompt_ids(step) == request.prompt_ids
                 assert turn.action_ids == completion.token_ids
                 assert turn.action_log_probs == completion.log_probs
                 turns += 1
-    assert turns == len(engine.seen) == len(said)
+    assert turns == len(engine.calls) == len(by_seed)
 
 
-def test_what_an_episode_draws_does_not_depend_on_the_others():
+def test_draws_of_an_episode_do_not_depend_on_the_others():
     world = GuessWorld()
     tasks = world.tasks("train")
     together = collector(world, RecordingEngine()).collect(tasks, 3, 1)
     alone = collector(world, RecordingEngine()).collect(tasks[2:3], 2, 1)[0]
-    for one, other in zip(alone.sampled, together[2].sampled, strict=False):
-        assert [turn.action_ids for turn in one.turns] == [turn.action_ids for turn in other.turns]
-        assert one.reward == other.reward
+    for left, right in zip(alone.sampled, together[2].sampled[:2], strict=True):
+        assert [turn.action_ids for turn in left.turns] == [turn.action_ids for turn in right.turns]
+        assert left.reward == right.reward
 
 
 def test_importance_weights_of_a_completion_stay_with_its_turn():
@@ -226,12 +219,14 @@ def test_importance_weights_of_a_completion_stay_with_its_turn():
     generate = engine.generate
 
     def weighing(requests):
-        made = generate(requests)
-        return [dataclasses.replace(one, importance_weights=(0.5,) * len(one.token_ids)) for one in made]
+        return [
+            dataclasses.replace(completion, importance_weights=(0.5,) * len(completion.token_ids))
+            for completion in generate(requests)
+        ]
 
     engine.generate = weighing
     world = GuessWorld()
     [group] = collector(world, engine).collect(world.tasks("train")[:1], 2, 0)
-    turns = [turn for one in group.sampled for turn in one.turns]
+    turns = [turn for trajectory in group.sampled for turn in trajectory.turns]
     assert turns
     assert all(turn.importance_weights == (0.5,) * len(turn.action_ids) for turn in turns)

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rti_exp.rollout.render import TokenRenderer
+from rti_exp.rollout.token_renderer import TokenRenderer
 from rti_exp.types import Message, ToolCall
 from tests.support.fakes import SPECIAL_TOKENS, call, tiny_tokenizer
 
@@ -36,7 +36,7 @@ def test_opening_is_exact():
     assert RENDERER.opening(messages, ()) == RENDERER.opening(messages, [{"name": "open"}])
 
 
-def test_the_openings_system_messages_are_left_out_and_later_ones_are_not():
+def test_system_messages_are_omitted_from_the_opening_only():
     system, user = Message(role="system", content="be brief"), Message(role="user", content="box a")
     assert RENDERER.opening([system, user], ()) == RENDERER.opening([user], ())
     assert list(RENDERER.appended([system], closed=True)) == [SYSTEM, *text_ids("be brief"), END, ASSISTANT]
@@ -78,13 +78,13 @@ def test_any_text_round_trips_without_control_tokens(parts):
     assert RENDERER.message(ids).content == text
 
 
-def test_the_tokenizer_given_is_not_changed():
+def test_the_tokenizer_is_not_changed():
     tokenizer = tiny_tokenizer()
     TokenRenderer(tokenizer)
     assert tokenizer("<|end|>", add_special_tokens=False)["input_ids"] == [END]
 
 
-def test_a_bare_tokenizer_will_do_wherever_its_ids_are():
+def test_a_bare_tokenizer_with_other_ids_works():
     tokenizer = byte_tokenizer()
     assert tokenizer.token_to_id("<|bos|>") == 257
     renderer = TokenRenderer(tokenizer)
@@ -99,9 +99,11 @@ def test_missing_control_tokens_are_named():
         TokenRenderer(byte_tokenizer(left_out="<|tool|>"))
 
 
-def test_control_tokens_that_text_could_spell_are_refused():
-    with pytest.raises(ValueError, match="special"):
-        TokenRenderer(byte_tokenizer(special=False))
+def test_control_tokens_that_are_not_marked_as_special_stay_data_in_text():
+    renderer = TokenRenderer(byte_tokenizer(special=False))
+    ids = renderer.opening([Message(role="user", content="<|end|>")], ())
+    assert (ids[0], ids[1], ids[-2], ids[-1]) == (257, 260, 258, 261)
+    assert max(ids[2:-2]) < 256
 
 
 def test_lone_surrogates_in_data_are_replaced():
@@ -122,7 +124,7 @@ def test_plain_text_message():
     assert RENDERER.message(()) == Message(role="assistant", content="")
 
 
-def test_a_turn_that_was_cut_off_is_read_as_it_is():
+def test_a_turn_that_was_cut_off_is_read_unchanged():
     ids = RENDERER.action_ids(call("open"))[:-1]
     assert RENDERER.message(ids).tool_calls == (ToolCall(name="open", arguments={}),)
     cut = RENDERER.message(ids[:-2])
@@ -156,7 +158,7 @@ def test_a_sampled_control_token_makes_a_call_malformed():
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, len(tiny_tokenizer()) - 1), max_size=12), st.booleans())
-def test_no_ids_are_too_odd_to_read(ids, opened):
+def test_any_ids_can_be_read(ids, opened):
     if opened:
         ids = [*text_ids('{"name": "'), *ids]
     message = RENDERER.message(ids)
