@@ -70,7 +70,8 @@ def build_experiment(config: Config, run: Run | None, *, directory: Path) -> Exp
     """
     from rti_exp.training.callbacks import training_callbacks
     from rti_exp.training.group_rollouts import GroupRollouts
-    from rti_exp.training.learner import LearnerSettings, RTIModule
+    from rti_exp.training.learner import RTIModule
+    from rti_exp.training.learner_settings import LearnerSettings
     from rti_exp.training.tasks import TaskDataModule
 
     world = build_environment(config.env, config.env_timeout)

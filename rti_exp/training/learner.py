@@ -7,39 +7,27 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from pytorch_lightning import LightningModule
 from transformers import PreTrainedModel
 
-from rti_exp.config.group_settings import BudgetSettings, LimitSettings
-from rti_exp.config.settings import RunSettings, UpdateSettings
 from rti_exp.engines.base import Engine
 from rti_exp.objective.algorithm import Algorithm
 from rti_exp.training.budget import Budget
 from rti_exp.training.distributed import gather_from_ranks, interleave, rank, world_size
 from rti_exp.training.failure_limits import require_healthy
 from rti_exp.training.group_rollouts import GroupRollouts, RolledOut, task_rounds
-from rti_exp.training.iteration import CollectedGroups, Iteration, Stopwatch, has_signal
+from rti_exp.training.iteration import CollectedGroups, Iteration, Stopwatch, UpdateStats
+from rti_exp.training.learner_settings import LearnerSettings
 from rti_exp.training.metrics import MetricSource, iteration_metrics, log_to_lightning, over_ranks
 from rti_exp.training.policy_update import PolicyUpdate
-from rti_exp.training.samples import group_samples
+from rti_exp.training.samples import iteration_samples
 from rti_exp.training.tasks import IterationTasks
 from rti_exp.training.token_log_probs import TrainedPositions
 from rti_exp.training.trained_policy import FSDPPolicy, TrainedPolicy, WholePolicy
 from rti_exp.types import Group, Sample
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerSettings:
-    run: RunSettings
-    update: UpdateSettings
-    success_threshold: float = 1.0
-    """A trajectory succeeded iff its reward is at least this."""
-    budget: BudgetSettings = field(default_factory=BudgetSettings)
-    limits: LimitSettings = field(default_factory=LimitSettings)
 
 
 class Interventions(Protocol):
@@ -127,7 +115,7 @@ class RTIModule(LightningModule):
                 advantages = [self.algorithm.advantages(group) for group in groups]
                 collected.add(groups, advantages, rolled_out, intervened)
             require_healthy(collected.groups, f"iteration {iteration}", self.settings.limits)
-            samples = [self._samples(*pair) for pair in zip(collected.groups, collected.advantages, strict=True)]
+            samples = iteration_samples(collected.groups, collected.advantages, self.algorithm, self.settings.update)
             with stopwatch.time("update"):
                 self.updating = True
                 update = self.update(
@@ -175,16 +163,9 @@ class RTIModule(LightningModule):
             seconds={"rollout" if phase == "continue" else phase: value for phase, value in seconds.items()},
         )
 
-    def _samples(self, group: Group, advantages_G: Sequence[float]) -> list[Sample | None]:
-        """The trained part of each of `group.trajectories`; None where nothing is trained."""
-        # Under dynamic sampling a group without signal is dropped, the KL term included.
-        if self.settings.update.dynamic_sampling and not has_signal(advantages_G):
-            return [None] * len(group.trajectories)
-        # Without a KL term, skipping advantage 0 is exact: its loss and gradient are 0.
-        keep_zero = self.algorithm.trains_without_advantage
-        return group_samples(group, advantages_G, self.settings.update.scope, keep_zero_advantage=keep_zero)
-
-    def _finish(self, collected: CollectedGroups, samples: Any, update: Any, stopwatch: Stopwatch) -> None:
+    def _finish(
+        self, collected: CollectedGroups, samples: list[list[Sample | None]], update: UpdateStats, stopwatch: Stopwatch
+    ) -> None:
         stopwatch.add(collected.seconds)
         tokens, seconds = over_ranks(collected.tokens, stopwatch.seconds)
         if self.reference is not None:  # it scored each trained token once

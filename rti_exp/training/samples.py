@@ -4,8 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rti_exp.config.settings import Scope
+from rti_exp.config.settings import Scope, UpdateSettings
+from rti_exp.objective.algorithm import Algorithm
+from rti_exp.training.iteration import has_signal
 from rti_exp.types import Author, Group, Sample, Trajectory
+
+
+def iteration_samples(
+    groups: Sequence[Group],
+    advantages: Sequence[Sequence[float]],
+    algorithm: Algorithm,
+    settings: UpdateSettings,
+) -> list[list[Sample | None]]:
+    """The trained part of each trajectory of each group; None where nothing is trained."""
+    samples: list[list[Sample | None]] = []
+    for group, advantages_G in zip(groups, advantages, strict=True):
+        # Under dynamic sampling a group without signal is dropped, the KL term included.
+        if settings.dynamic_sampling and not has_signal(advantages_G):
+            samples.append([None] * len(group.trajectories))
+            continue
+        # Without a KL term, skipping advantage 0 is exact: its loss and gradient are 0.
+        keep_zero = algorithm.trains_without_advantage
+        samples.append(group_samples(group, advantages_G, settings.scope, keep_zero_advantage=keep_zero))
+    return samples
 
 
 def to_samples(

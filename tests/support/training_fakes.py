@@ -45,7 +45,8 @@ from rti_exp.rollout.collector import Collector
 from rti_exp.rollout.token_renderer import TokenRenderer
 from rti_exp.training.fsdp import whole_tensor
 from rti_exp.training.group_rollouts import GroupRollouts
-from rti_exp.training.learner import LearnerSettings, RTIModule
+from rti_exp.training.learner import RTIModule
+from rti_exp.training.learner_settings import LearnerSettings
 from rti_exp.training.tasks import TaskDataModule
 from rti_exp.types import Evidence, EvidenceLevel, Group, Message, Task
 from tests.support.fakes import GuessWorld, call, right_texts, tiny_model, tiny_tokenizer, wrong_texts

@@ -22,9 +22,11 @@ from rti_exp.training.checkpoints import CheckpointError, latest_valid_checkpoin
 from rti_exp.training.learner import RTIModule
 from rti_exp.training.metrics import is_timing
 from rti_exp.training.resume import IterationCheckpoint
+from rti_exp.training.samples import iteration_samples
 from rti_exp.types import Author, Task
 from tests.support.fakes import GuessWorld
 from tests.support.training_fakes import (
+    ALGORITHM,
     RENDERER,
     CoinWorld,
     StopAfterRows,
@@ -354,7 +356,7 @@ def test_rollouts_are_recorded_every_second_iteration(acted_run: tuple[Path, RTI
     for record, each in zip(records, groups_of(module), strict=True):
         merged = [one for one in each.trajectories if one.fork is not None]
         written = (*each.sampled, *merged)
-        samples = module._samples(each, module.algorithm.advantages(each))
+        (samples,) = iteration_samples([each], [module.algorithm.advantages(each)], module.algorithm, ALGORITHM)
         assert [one["reward"] for one in record["trajectories"]] == [one.reward for one in written]
         for one, streams in zip(written, record["trajectories"], strict=True):
             last = one.turns[-1]

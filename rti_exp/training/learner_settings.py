@@ -1,0 +1,18 @@
+"""The settings that the learner reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rti_exp.config.group_settings import BudgetSettings, LimitSettings
+from rti_exp.config.settings import RunSettings, UpdateSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSettings:
+    run: RunSettings
+    update: UpdateSettings
+    success_threshold: float = 1.0
+    """A trajectory succeeded iff its reward is at least this."""
+    budget: BudgetSettings = field(default_factory=BudgetSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
