@@ -1,7 +1,8 @@
-"""engine=vllm without vLLM: the worker with a stand-in for it (tests/engines/fake_vllm)."""
+"""engine=vllm without vLLM: the worker runs a stand-in for it (tests/support/fake_vllm)."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import shutil
@@ -29,26 +30,16 @@ from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.vllm.devices import visible_devices
 from rti_exp.engines.vllm.engine import VllmEngine
 from rti_exp.engines.vllm.mismatch import Mismatch, summed
-from rti_exp.engines.vllm.weights import WeightFolder, plain_weights, state_of, write_config, write_weights
+from rti_exp.engines.vllm.weights import plain_weights, weight_folder, write_config, write_weights
 from rti_exp.models.adapters import add_lora, merge_lora
 from tests.support.fakes import tiny_model
-
-FAKE = Path(__file__).parents[1] / "support" / "fake_vllm"
+from tests.support.vllm_engines import FAKE_VLLM, request, vllm_engine
 
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    monkeypatch.setenv("PYTHONPATH", str(FAKE_VLLM))
     monkeypatch.setenv("MARK", str(tmp_path / "mark"))
-
-
-def an_engine(**options) -> VllmEngine:
-    return VllmEngine(tiny_model(), **{"max_difference": math.inf, "max_context": 64, **options})
-
-
-def request(first: int = 5, *, seed: int = 3, tokens: int = 4, **options) -> GenerateRequest:
-    sampling = Sampling(max_tokens=tokens, stop_ids=(2,))
-    return GenerateRequest(prompt_ids=(first, 6, 7), sampling=sampling, seed=seed, **options)
 
 
 def head(engine: VllmEngine) -> float:
@@ -56,79 +47,77 @@ def head(engine: VllmEngine) -> float:
 
 
 def test_completions_are_scored_by_the_policy_and_the_mismatch_is_counted():
-    engine = an_engine(importance_cap=0.5)
+    engine = vllm_engine(importance_cap=0.5)
     asked = [request(seed=3), request(seed=2**63 - 1, tokens=2), request(seed=4, log_probs=False)]
-    made = engine.generate(asked)
-    assert [one.token_ids for one in made] == [(13, 13, 13, 2), (17, 2), (14, 14, 14, 2)]
-    assert {one.stop_reason for one in made} == {"stop"}
-    wanted = LocalEngine(engine.model).score(
-        [
-            ScoreRequest(prompt_ids=one.prompt_ids, token_ids=done.token_ids)
-            for one, done in zip(asked, made, strict=True)
-        ]
+    completions = engine.generate(asked)
+    assert [completion.token_ids for completion in completions] == [(13, 13, 13, 2), (17, 2), (14, 14, 14, 2)]
+    assert {completion.stop_reason for completion in completions} == {"stop"}
+    scores = LocalEngine(engine.model).score(
+        [ScoreRequest(prompt_ids=(5, 6, 7), token_ids=completion.token_ids) for completion in completions[:2]]
     )
-    theirs = -1.0 - head(engine)
-    for one, scores in zip(made[:2], wanted[:2], strict=True):
-        assert one.log_probs == pytest.approx(scores, abs=1e-5)
-        assert one.importance_weights == pytest.approx([min(math.exp(own - theirs), 0.5) for own in scores], rel=1e-4)
-    # Nobody wants these: the sampler's own are left, and nothing is computed or counted for them.
-    assert made[2].log_probs == pytest.approx((theirs,) * 4)
-    assert made[2].importance_weights == ()
+    sampler = -1.0 - head(engine)
+    for completion, policy in zip(completions[:2], scores, strict=True):
+        weights = [min(math.exp(log_prob - sampler), 0.5) for log_prob in policy]
+        assert completion.log_probs == pytest.approx(policy, abs=1e-5)
+        assert completion.importance_weights == pytest.approx(weights, rel=1e-4)
+    # A request that does not use its log-probs keeps the sampler's, and nothing is computed or counted for it.
+    assert completions[2].log_probs == pytest.approx((sampler,) * 4)
+    assert completions[2].importance_weights == ()
     assert (engine.generated_tokens, engine.rescored_tokens, engine.scored_tokens) == (10, 6, 0)
-    differences = [own - theirs for scores in wanted[:2] for own in scores]
+    differences = [log_prob - sampler for policy in scores for log_prob in policy]
     assert engine.mismatch.tokens == 6
     assert engine.mismatch.difference == pytest.approx(sum(map(abs, differences)), rel=1e-4)
     assert engine.mismatch.largest == pytest.approx(max(map(abs, differences)), rel=1e-4)
-    assert engine.mismatch.truncated == sum(math.exp(one) >= 0.5 for one in differences)
+    assert engine.mismatch.truncated == sum(math.exp(difference) >= 0.5 for difference in differences)
     engine.close()
 
 
 def test_weights_follow_each_change_and_are_sent_once():
-    engine = an_engine()
+    engine = vllm_engine()
     first = head(engine)
     for _ in range(2):
-        [made] = engine.generate([request(log_probs=False)])
-        assert made.log_probs[0] == pytest.approx(-1.0 - first)
-    spent = engine.weight_seconds
+        [completion] = engine.generate([request(log_probs=False)])
+        assert completion.log_probs[0] == pytest.approx(-1.0 - first)
+    seconds = engine.weight_seconds
     engine.sync(0)
     engine.generate([request()])
-    assert engine.weight_seconds == spent  # nothing has changed
+    assert engine.weight_seconds == seconds  # nothing has changed
     with torch.no_grad():
         for parameter in engine.model.parameters():
             parameter.mul_(2.0)
     engine.sync(1)
-    [made] = engine.generate([request(log_probs=False)])
-    assert made.log_probs[0] == pytest.approx(-1.0 - 4 * first)
-    assert made.policy_version == 1
-    assert engine.weight_seconds > spent
+    [completion] = engine.generate([request(log_probs=False)])
+    assert completion.log_probs[0] == pytest.approx(-1.0 - 4 * first)
+    assert completion.policy_version == 1
+    assert engine.weight_seconds > seconds
     engine.close()
 
 
 @pytest.mark.slow
-def test_what_goes_wrong_in_the_process():
-    engine = an_engine()
+def test_failures_of_the_process():
+    engine = vllm_engine()
     with pytest.raises(EngineUnavailable, match="vLLM's generate raised RuntimeError: bad prompt"):
         engine.generate([request(368)])
     with pytest.raises(EngineUnavailable, match=r"process ended in generate \(SIGABRT\); its last lines:(.|\n)*out of"):
         engine.generate([request(366)])
     with pytest.raises(FloatingPointError, match="not finite"):
         engine.generate([request(369)])
-    [made] = engine.generate([request(370)])  # the first process ends, the second one answers
-    assert made.token_ids == (13, 13, 13, 2)
+    [completion] = engine.generate([request(370)])  # the first process ends, the second answers
+    assert completion.token_ids == (13, 13, 13, 2)
     engine.close()
     with pytest.raises(EngineUnavailable, match="open raised ValueError: no such option"):
-        an_engine(options={"raises": True}).generate([request()])
+        vllm_engine(options={"raises": True}).generate([request()])
     with pytest.raises(EngineUnavailable, match=r"engine\.python='/nowhere': cannot be started"):
-        an_engine(python="/nowhere").generate([request()])
+        vllm_engine(python="/nowhere").generate([request()])
 
 
 @pytest.mark.slow
 def test_a_call_that_takes_too_long_ends_the_process():
-    engine = an_engine(timeout=20.0)
+    engine = vllm_engine(timeout=20.0)
     engine.generate([request()])
-    process = engine._sampler._process
+    process = engine._worker._process
     assert process is not None
-    engine._sampler._timeout = 0.5
+    engine._worker._options = dataclasses.replace(engine._worker._options, timeout=0.5)
     start = time.monotonic()
     with pytest.raises(
         EngineUnavailable, match=r"generate took longer than engine\.timeout=0\.5 s|weights took longer"
@@ -138,42 +127,42 @@ def test_a_call_that_takes_too_long_ends_the_process():
     assert process.process.returncode is not None
 
 
-def test_requests_that_do_not_fit_are_refused_before_anything_is_done():
-    engine = an_engine(max_context=9)
+def test_too_long_requests_are_refused_before_the_process_starts():
+    engine = vllm_engine(max_context=9)
     with pytest.raises(RequestsTooLong) as caught:
         engine.generate([request(tokens=6), request(tokens=7)])
     assert caught.value.reasons == {1: "3 + 7 tokens exceed the 9 that the engine has positions for"}
     with pytest.raises(ValueError, match="at least one token"):
         engine.generate([GenerateRequest(prompt_ids=(), sampling=Sampling(), seed=0)])
     assert engine.generate([]) == []
-    assert engine._sampler._process is None
+    assert engine._worker._process is None
 
 
-def test_a_sampler_that_is_another_model_ends_the_run():
-    engine = an_engine(max_difference=1e-6, max_context=None)
+def test_a_sampler_with_another_model_ends_the_run():
+    engine = vllm_engine(max_difference=1e-6, max_context=None)
     engine.generate([request()])  # too few tokens to judge by
-    with pytest.raises(EngineUnusable, match=r"differ from the policy's by .* nats a token in the mean"):
+    with pytest.raises(EngineUnusable, match=r"differ from the policy's by .* nats per token on average"):
         engine.generate([request(tokens=300)])
     engine.close()
 
 
 @pytest.mark.slow
 def test_the_process_ends_with_the_engine_and_with_its_owner(tmp_path: Path):
-    engine = an_engine()
+    engine = vllm_engine()
     engine.generate([request()])
-    worker = engine._sampler._process
+    worker = engine._worker._process
     assert worker is not None
     pid = worker.process.pid
     del engine, worker
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     code = (
-        "import os, signal\nfrom tests.engines.test_vllm import an_engine, request\n"
-        "engine = an_engine()\nengine.generate([request()])\n"
-        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(engine._sampler._process.process.pid))\n"
+        "import os, signal\nfrom tests.support.vllm_engines import request, vllm_engine\n"
+        "engine = vllm_engine()\nengine.generate([request()])\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(engine._worker._process.process.pid))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    path = os.pathsep.join([str(FAKE), str(Path(__file__).parents[2])])
+    path = os.pathsep.join([str(FAKE_VLLM), str(Path(__file__).parents[2])])
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=False)
     pid, ends = int((tmp_path / "pid").read_text()), time.monotonic() + 60
     while Path(f"/proc/{pid}").exists() and "Z (" not in Path(f"/proc/{pid}/stat").read_text().replace(") Z", " Z ("):
@@ -181,7 +170,7 @@ def test_the_process_ends_with_the_engine_and_with_its_owner(tmp_path: Path):
         time.sleep(0.2)
 
 
-def test_weights_are_a_plain_models_with_a_head_of_its_own(tmp_path: Path):
+def test_written_weights_are_those_of_a_plain_model_with_an_untied_head(tmp_path: Path):
     pytest.importorskip("peft", reason="the extra lora is not installed")
     model = tiny_model()
     add_lora(model, LoraSettings(rank=2), seed=0)
@@ -189,41 +178,34 @@ def test_weights_are_a_plain_models_with_a_head_of_its_own(tmp_path: Path):
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(generator=torch.Generator().manual_seed(1))
-    found = dict(plain_weights(model))
+    weights = dict(plain_weights(model))
     merged = merge_lora(model).state_dict()
-    assert set(found) == set(merged)
-    assert "lm_head.weight" in found
+    assert set(weights) == set(merged)
+    assert "lm_head.weight" in weights
     for name, tensor in merged.items():
-        torch.testing.assert_close(found[name], tensor, msg=name)
-    written = write_weights(model, tmp_path, torch.bfloat16)
+        torch.testing.assert_close(weights[name], tensor, msg=name)
+    write_weights(model, tmp_path, torch.bfloat16)
     stored = load_file(tmp_path / "weights-00000.safetensors")
-    assert written == sum(2 * tensor.numel() for tensor in merged.values())
     assert torch.equal(stored["lm_head.weight"], merged["lm_head.weight"].bfloat16())
     write_config(model, tmp_path, "bfloat16")
     assert type(model.config).from_pretrained(tmp_path).tie_word_embeddings is False
     assert model.config.tie_word_embeddings is True
 
 
-def test_large_weights_are_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_large_weights_are_split_into_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rti_exp.engines.vllm.weights.SHARD_BYTES", 20_000)
     model = tiny_model()
     write_weights(model, tmp_path, torch.float32)
     files = sorted(tmp_path.glob("*.safetensors"))
     assert len(files) > 2
-    together = {name: tensor for path in files for name, tensor in load_file(path).items()}
-    assert set(together) == set(model.state_dict())
+    loaded = {name: tensor for path in files for name, tensor in load_file(path).items()}
+    assert set(loaded) == set(model.state_dict())
 
 
-def test_a_state_changes_with_every_write_in_place():
-    model = tiny_model()
-    before = state_of(model)
-    model(torch.tensor([[1, 2]]))
-    assert state_of(model) == before
-    model.load_state_dict(model.state_dict())
-    assert state_of(model) != before
-    with WeightFolder(10) as folder:
-        (folder / "x").touch()
-    assert not folder.exists()
+def test_the_weights_folder_is_removed():
+    with weight_folder(10) as folder:
+        (Path(folder) / "x").touch()
+    assert not Path(folder).exists()
 
 
 def test_mismatches_add_up():
@@ -264,7 +246,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"importance_cap": 0.0}, "engine.importance_cap=0.0: must be a finite number > 0"),
         ({"importance_cap": math.inf}, "engine.importance_cap=inf"),
@@ -277,25 +259,27 @@ def test_devices(monkeypatch: pytest.MonkeyPatch):
         ({"max_batch": 0}, "engine.max_batch=0"),
     ],
 )
-def test_settings_without_sense(options, told):
-    with pytest.raises(SettingsError, match=told.replace(".", r"\.")):
+def test_invalid_settings(options, message):
+    with pytest.raises(SettingsError, match=message.replace(".", r"\.")):
         VllmEngineSettings(**options)
 
 
-def test_where_vllm_is_makes_no_other_run(composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_run_key_does_not_depend_on_where_vllm_is(composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from rti_exp.config.check import check
 
     plain = check(composed("engine=vllm"))
     same = ("engine.python=/x", "engine.timeout=5", "engine.memory_fraction=0.9", "engine.devices=[3]")
     assert check(composed("engine=vllm", *same)).key == plain.key
-    keys = {check(composed("engine=vllm", one)).key for one in ("engine.importance_cap=2", "engine.dtype=bfloat16")}
+    keys = {
+        check(composed("engine=vllm", option)).key for option in ("engine.importance_cap=2", "engine.dtype=bfloat16")
+    }
     assert len({*keys, plain.key, check(composed()).key}) == 4
     with pytest.raises(SettingsError, match=r"engine\.python='/x': must be an interpreter that has vLLM"):
         check_engine(check(composed("engine=vllm", "engine.python=/x")).engine.options)
-    (other := tmp_path / "python").write_text("#!/bin/sh\necho False\n")
-    other.chmod(0o755)
-    for path, said in ((other, "False"), (shutil.which("true"), "nothing")):
-        with pytest.raises(SettingsError, match=rf"must be an interpreter that has vLLM .* it said {said}$"):
+    (without := tmp_path / "python").write_text("#!/bin/sh\necho False\n")
+    without.chmod(0o755)
+    for path, answer in ((without, "False"), (shutil.which("true"), "nothing")):
+        with pytest.raises(SettingsError, match=rf"must be an interpreter that has vLLM .* it said {answer}$"):
             check_engine(check(composed("engine=vllm", f"engine.python={path}")).engine.options)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=r"needs the package vllm: pip install 'rti-exp\[vllm\]'"):

@@ -1,6 +1,6 @@
-"""vLLM itself: it samples what the policy would, before and after its weights change.
+"""vLLM itself samples from the policy, before and after the weights change.
 
-Needs vLLM in this environment, or the interpreter of another one that has it in RTI_VLLM_PYTHON.
+Needs vLLM in this environment, or in RTI_VLLM_PYTHON the interpreter of one that has it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    given = os.environ.get("RTI_VLLM_PYTHON")
-    if given:
-        return given
+    interpreter = os.environ.get("RTI_VLLM_PYTHON")
+    if interpreter:
+        return interpreter
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("needs the extra vllm, or RTI_VLLM_PYTHON, the interpreter of an environment that has it")
     return sys.executable
@@ -42,21 +42,20 @@ def greedy(prompts: int = 6) -> list[GenerateRequest]:
 
 
 def check_same(engine: VllmEngine) -> list[tuple[int, ...]]:
-    ours = LocalEngine(engine.model).generate(greedy())
-    theirs = engine.generate(greedy())
-    assert [one.token_ids for one in theirs] == [one.token_ids for one in ours]
-    assert [one.stop_reason for one in theirs] == [one.stop_reason for one in ours]
-    for one, other in zip(theirs, ours, strict=True):
-        assert one.log_probs == pytest.approx(other.log_probs, abs=1e-3)
+    expected = LocalEngine(engine.model).generate(greedy())
+    sampled = engine.generate(greedy())
+    for completion, local in zip(sampled, expected, strict=True):
+        assert (completion.token_ids, completion.stop_reason) == (local.token_ids, local.stop_reason)
+        assert completion.log_probs == pytest.approx(local.log_probs, abs=1e-3)
     assert engine.mismatch.largest < 1e-2
-    return [one.token_ids for one in theirs]
+    return [completion.token_ids for completion in sampled]
 
 
 def test_it_follows_the_weights_of_a_tied_model_with_adapters(python: str) -> None:
     pytest.importorskip("peft", reason="the extra lora is not installed")
     model = tiny_model(hidden_size=128)  # tied; heads of width 32, which vLLM's kernels know
     assert model.config.tie_word_embeddings
-    # A generation_config of the model's own must change nothing.
+    # The model's own generation_config must change nothing.
     model.generation_config.update(do_sample=True, temperature=0.01, repetition_penalty=9.0, eos_token_id=[5, 7])
     add_lora(model, LoraSettings(rank=2), seed=0)
     engine = VllmEngine(model, python=python, max_context=128, max_batch=8, eager=True)
@@ -74,8 +73,8 @@ def test_it_follows_the_weights_of_a_tied_model_with_adapters(python: str) -> No
         sampling = Sampling(temperature=1.0, max_tokens=24, stop_ids=(2, 9))
         drawn = [GenerateRequest(prompt_ids=(5, 6), sampling=sampling, seed=2**62 + i) for i in range(4)]
         once, again = engine.generate(drawn), engine.generate(list(reversed(drawn)))
-        assert [one.token_ids for one in once] == [one.token_ids for one in reversed(again)]
-        assert len({one.token_ids for one in once}) == 4
+        assert [draw.token_ids for draw in once] == [draw.token_ids for draw in reversed(again)]
+        assert len({draw.token_ids for draw in once}) == 4
     finally:
         engine.close()
 
@@ -112,4 +111,4 @@ def test_a_run_of_two_iterations(python: str, tmp_path: Path) -> None:
         assert row["engine/log_prob_difference_mean"] < 1e-4
         assert row["engine/ratio_mean"] == pytest.approx(1.0, abs=1e-4)
         assert row["engine/truncated_share"] == 0.0
-    assert train[1]["time/weights"] > 0  # changed by the first iteration, and given before the second
+    assert train[1]["time/weights"] > 0  # changed by the first iteration, and sent before the second

@@ -1,1 +1,1 @@
-"""vLLM as the sampler: a process of its own that is given the policy's weights; the trainer's own scorer scores."""
+"""vLLM as the sampler: a separate process with the policy's weights, while the trainer's own scorer scores."""

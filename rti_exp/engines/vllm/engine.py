@@ -1,12 +1,12 @@
 """Sampling with vLLM, scoring with the model that is trained.
 
-vLLM runs in a process of its own (`rti_exp.engines.vllm.worker`), in this Python environment or in another one: what it
-requires may be at odds with what the trainer requires. It is given token ids and gives token ids. After each change of
-weights, and before it samples again, it is given all of them, and forgets its keys and values.
+vLLM runs in a separate process (`rti_exp.engines.vllm.worker`), in this Python environment or in another one, because
+its requirements may conflict with the trainer's. It takes and returns token ids. It is sent all weights before it
+samples with a new policy version, and then drops its keys and values.
 
-The log-probs of what it samples are computed anew by the trainer's own scorer: behaviour log-probs, gate and rho come
-from one place, and the ratio of a first update is exactly 1. How far vLLM's own were from them is counted
-(`mismatch`), and can be weighed (`importance_cap`).
+The trainer's own scorer computes the log-probs of the sampled tokens again. So behaviour log-probs, gate and rho come
+from one place, and the ratio of a first update is exactly 1. `mismatch` measures how far vLLM's own log-probs were
+from them, and importance weights can correct for it (`importance_cap`).
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from transformers import PreTrainedModel
 
 from rti_exp.engines.base import EngineUnusable, GenerateRequest, RequestsTooLong, ScoreRequest
 from rti_exp.engines.local import LocalEngine
+from rti_exp.engines.vllm.client import Sampled, WorkerClient, WorkerOptions
 from rti_exp.engines.vllm.mismatch import Mismatch
 from rti_exp.engines.vllm.process import WorkerEnded
-from rti_exp.engines.vllm.sampler import Sampler
 from rti_exp.objective.importance import truncated_importance_weights
 from rti_exp.types import Completion
 
 CHECKED_TOKENS = 256
-"""A mismatch of fewer tokens says too little to end a run."""
+"""The mismatch of fewer tokens is too noisy to end a run."""
 
 
 class VllmEngine:
-    """Generates with vLLM and scores with `model`, which may be trained meanwhile: call `sync` after each change.
+    """Generates with vLLM and scores with `model`, which may be trained in between: call `sync` after each change.
 
-    The same seed gives the same draw but where rounding in another batch turns it, which a token in thousands does.
+    Equal seeds give equal draws, except where rounding in another batch changes a token (about one in thousands).
 
     Args:
-        model: a transformers causal language model that vLLM knows too, on the device that trains.
-        pad_id, max_batch, cache_rows, prefill_tokens: as `LocalEngine`'s, for scoring; `max_batch` is also how many
-            sequences vLLM decodes at once.
-        importance_cap: completions have truncated importance weights (`rti_exp.objective.importance`), at most this;
-            None leaves them out.
-        max_difference: mean |log pi - log pi_sampler| in nats, of one call, above which sampler and policy are
-            no more the same model.
-        sampler: keyword arguments of `Sampler`.
+        model: a transformers causal language model that vLLM supports too, on the device that trains.
+        pad_id, max_batch, cache_rows, prefill_tokens: `LocalEngine`'s, for scoring; vLLM too decodes at most
+            `max_batch` sequences at once.
+        importance_cap: the cap of the completions' truncated importance weights (`rti_exp.objective.importance`);
+            None means no weights.
+        max_difference: limit of a call's mean |log pi - log pi_sampler|, in nats. Above it, sampler and policy are
+            not the same model.
+        worker: keyword arguments of `WorkerOptions`.
 
     Raises:
-        ValueError: the model's attention cannot be scored with rows of different lengths.
+        ValueError: the model's attention cannot score rows of different lengths.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class VllmEngine:
         max_context: int | None = None,
         importance_cap: float | None = None,
         max_difference: float = 0.5,
-        **sampler: Any,
+        **worker: Any,
     ) -> None:
         self.model = model
         self.policy_version = 0
         self.generated_tokens = 0
         self.scored_tokens = 0
         self.rescored_tokens = 0
-        """Sampled tokens whose log-probs were computed anew; not among `scored_tokens`."""
+        """Sampled tokens whose log-probs the scorer computed; not part of `scored_tokens`."""
         self.mismatch = Mismatch()
         """Since it was last replaced by a new one."""
         self.importance_cap = importance_cap
@@ -77,24 +77,23 @@ class VllmEngine:
         )
         positions = getattr(model.config, "max_position_embeddings", None)
         self._limit = min((length for length in (max_context, positions) if length is not None), default=None)
-        self._sampler = Sampler(model, max_context=self._limit, max_batch=max_batch, **sampler)
+        self._worker = WorkerClient(model, WorkerOptions(**worker), max_context=self._limit, max_batch=max_batch)
 
     @property
     def weight_seconds(self) -> float:
-        """Seconds that giving weights to vLLM took since construction, writing them included."""
-        return self._sampler.weight_seconds
+        """Seconds spent on sending weights to vLLM since construction."""
+        return self._worker.weight_seconds
 
     def sync(self, policy_version: int) -> None:
         self.policy_version = policy_version
         self._scorer.sync(policy_version)
-        self._sampler.changed(policy_version)
 
     def close(self) -> None:
-        """End vLLM's process; the next call starts another one."""
-        self._sampler.close()
+        """Ends vLLM's process; the next call starts another one."""
+        self._worker.close()
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
-        """As `LocalEngine.score`."""
+        """See `LocalEngine.score`."""
         scores = self._scorer.score(requests)
         self.scored_tokens += sum(len(request.token_ids) for request in requests)
         return scores
@@ -104,33 +103,32 @@ class VllmEngine:
 
         Raises:
             ValueError: an empty prompt, or no token to generate.
-            RequestsTooLong: more tokens than `max_context`, or than the model has positions.
+            RequestsTooLong: more tokens than `max_context` or the model's positions.
             EngineUnavailable: vLLM's process cannot be started, raised, or ended twice.
-            EngineUnusable: what vLLM samples is not what the policy would.
-            FloatingPointError: log-probs that are not finite.
+            EngineUnusable: vLLM does not sample from the policy.
+            FloatingPointError: log-probs are not finite.
         """
         self._check_lengths(requests)
         if not requests:
             return []
         try:
-            answers = self._sampler.generate(requests)
+            sampled = self._worker.generate(requests, self.policy_version)
         except WorkerEnded:
-            answers = self._sampler.generate(requests)  # once more, with a new process
-        sampled = [(tuple(answer["token_ids"]), tuple(answer["log_probs"])) for answer in answers]
-        if not all(math.isfinite(value) for _, log_probs in sampled for value in log_probs):
+            sampled = self._worker.generate(requests, self.policy_version)  # once more, in a new process
+        if not all(math.isfinite(value) for completion in sampled for value in completion.log_probs):
             raise FloatingPointError("vLLM gives log-probs that are not finite")
-        self.generated_tokens += sum(len(token_ids) for token_ids, _ in sampled)
-        log_probs = self._rescored(requests, sampled)
-        weights = self._compared(log_probs, sampled)
+        self.generated_tokens += sum(len(completion.token_ids) for completion in sampled)
+        log_probs = self._rescore(requests, sampled)
+        weights = self._compare(log_probs, sampled)
         return [
             Completion(
                 token_ids=token_ids,
-                log_probs=log_probs.get(index, own),
+                log_probs=log_probs.get(index, sampler_log_probs),
                 stop_reason="stop" if token_ids[-1] in request.sampling.stop_ids else "length",
                 policy_version=self.policy_version,
                 importance_weights=weights.get(index, ()),
             )
-            for index, (request, (token_ids, own)) in enumerate(zip(requests, sampled, strict=True))
+            for index, (request, (token_ids, sampler_log_probs)) in enumerate(zip(requests, sampled, strict=True))
         ]
 
     def _check_lengths(self, requests: Sequence[GenerateRequest]) -> None:
@@ -146,40 +144,43 @@ class VllmEngine:
         if reasons:
             raise RequestsTooLong(reasons)
 
-    def _rescored(
-        self, requests: Sequence[GenerateRequest], sampled: Sequence[tuple[tuple[int, ...], tuple[float, ...]]]
-    ) -> dict[int, tuple[float, ...]]:
-        """The scorer's log-probs by the index of the request, where they are wanted."""
-        wanted = [index for index, request in enumerate(requests) if request.log_probs]
+    def _rescore(self, requests: Sequence[GenerateRequest], sampled: Sequence[Sampled]) -> dict[int, tuple[float, ...]]:
+        """The scorer's log-probs by the index of the request, for requests that use them."""
+        indices = [index for index, request in enumerate(requests) if request.log_probs]
         scores = self._scorer.score(
-            [ScoreRequest(prompt_ids=requests[index].prompt_ids, token_ids=sampled[index][0]) for index in wanted]
+            [
+                ScoreRequest(prompt_ids=requests[index].prompt_ids, token_ids=sampled[index].token_ids)
+                for index in indices
+            ]
         )
         self.rescored_tokens += sum(map(len, scores))
-        return dict(zip(wanted, scores, strict=True))
+        return dict(zip(indices, scores, strict=True))
 
-    def _compared(
-        self,
-        log_probs: Mapping[int, tuple[float, ...]],
-        sampled: Sequence[tuple[tuple[int, ...], tuple[float, ...]]],
+    def _compare(
+        self, log_probs: Mapping[int, tuple[float, ...]], sampled: Sequence[Sampled]
     ) -> dict[int, tuple[float, ...]]:
-        """Importance weights by the index of the request; {} if there are to be none. Counts the mismatch.
+        """Adds to the mismatch; returns importance weights by the index of the request, {} without a cap.
 
         Raises:
-            EngineUnusable: it is too large.
+            EngineUnusable: the mismatch is too large.
         """
         weights: dict[int, tuple[float, ...]] = {}
-        cap, before = self.importance_cap, (self.mismatch.tokens, self.mismatch.difference)
-        for index, values in log_probs.items():
-            theirs = sampled[index][1]
+        cap, earlier_tokens, earlier_difference = self.importance_cap, self.mismatch.tokens, self.mismatch.difference
+        for index, policy_log_probs in log_probs.items():
+            sampler_log_probs = sampled[index].log_probs
             if cap is not None:
-                own_T, theirs_T = (torch.tensor(stream, dtype=torch.float64) for stream in (values, theirs))
-                weights[index] = tuple(truncated_importance_weights(own_T, theirs_T, cap).tolist())
-            self.mismatch.add(values, theirs, weights.get(index, ()), math.inf if cap is None else cap)
-        tokens, difference = self.mismatch.tokens - before[0], self.mismatch.difference - before[1]
+                policy_T = torch.tensor(policy_log_probs, dtype=torch.float64)
+                sampler_T = torch.tensor(sampler_log_probs, dtype=torch.float64)
+                weights[index] = tuple(truncated_importance_weights(policy_T, sampler_T, cap).tolist())
+            self.mismatch.add(
+                policy_log_probs, sampler_log_probs, weights.get(index, ()), math.inf if cap is None else cap
+            )
+        tokens = self.mismatch.tokens - earlier_tokens
+        difference = self.mismatch.difference - earlier_difference
         if tokens >= CHECKED_TOKENS and difference > self._max_difference * tokens:
             raise EngineUnusable(
-                f"vLLM's log-probs differ from the policy's by {difference / tokens:.3g} nats a token in the mean, "
-                f"engine.max_difference is {self._max_difference:g}: it does not sample from the policy that is "
-                f"trained (policy version {self.policy_version})"
+                f"vLLM's log-probs differ from the policy's by {difference / tokens:.3g} nats per token on average, "
+                f"engine.max_difference is {self._max_difference:g}: vLLM does not sample from the trained policy "
+                f"(policy version {self.policy_version})"
             )
         return weights

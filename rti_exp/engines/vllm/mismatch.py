@@ -3,55 +3,51 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-@dataclass(kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Mismatch:
-    """Sums over tokens; those of several processes add up, `largest` apart."""
+    """Sums over tokens, and the largest difference."""
 
     tokens: int = 0
     difference: float = 0.0
-    """Of |log pi - log pi_sampler|, in nats."""
+    """Sum of |log pi - log pi_sampler|, in nats."""
     largest: float = 0.0
     ratio: float = 0.0
-    """Of pi / pi_sampler."""
+    """Sum of pi / pi_sampler."""
     weight: float = 0.0
-    """Of the truncated importance weights."""
+    """Sum of the truncated importance weights."""
     truncated: int = 0
 
     def add(
         self, log_probs: Sequence[float], sampler_log_probs: Sequence[float], weights: Sequence[float], cap: float
     ) -> None:
-        """One completion's tokens; `weights` () counts as 1 each."""
-        differences = [own - other for own, other in zip(log_probs, sampler_log_probs, strict=True)]
+        """Adds the tokens of one completion; empty `weights` count as 1 each."""
+        differences = [pi - sampler for pi, sampler in zip(log_probs, sampler_log_probs, strict=True)]
         self.tokens += len(differences)
         self.difference += math.fsum(map(abs, differences))
         self.largest = max([self.largest, *map(abs, differences)])
-        # A sampler that is far off is told by `largest`; its ratio must not overflow.
-        self.ratio += math.fsum(math.exp(min(one, 100.0)) for one in differences)
+        # The clamp keeps the ratio of a sampler that is far off from overflowing; `largest` still shows it.
+        self.ratio += math.fsum(math.exp(min(difference, 100.0)) for difference in differences)
         self.weight += math.fsum(weights) if weights else len(differences)
         self.truncated += sum(weight >= cap for weight in weights)
 
     def metrics(self, *, weighted: bool) -> dict[str, float | None]:
-        """By name, for an iteration's row; None without a token."""
-        names: Mapping[str, float] = {
-            "engine/log_prob_difference_mean": self.difference,
-            "engine/ratio_mean": self.ratio,
-            **(
-                {"engine/importance_weight_mean": self.weight, "engine/truncated_share": self.truncated}
-                if weighted
-                else {}
-            ),
+        """Metrics by name, for an iteration's row; None if there was no token."""
+        means = {"engine/log_prob_difference_mean": self.difference, "engine/ratio_mean": self.ratio}
+        if weighted:
+            means |= {"engine/importance_weight_mean": self.weight, "engine/truncated_share": self.truncated}
+        return {
+            "engine/compared_tokens": self.tokens,
+            "engine/log_prob_difference_max": self.largest if self.tokens else None,
+            **{name: total / self.tokens if self.tokens else None for name, total in means.items()},
         }
-        means = {name: total / self.tokens if self.tokens else None for name, total in names.items()}
-        largest = self.largest if self.tokens else None
-        return {"engine/compared_tokens": self.tokens, "engine/log_prob_difference_max": largest, **means}
 
 
 def summed(parts: Sequence[Mismatch]) -> Mismatch:
-    """Of all processes."""
+    """The mismatch of all processes."""
     return Mismatch(
         tokens=sum(part.tokens for part in parts),
         difference=math.fsum(part.difference for part in parts),

@@ -1,4 +1,4 @@
-"""The worker's process and the pipes to it. Its end is the end of all that it has started."""
+"""The worker's process and the pipes to it. Everything that it started ends with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,26 +18,26 @@ from rti_exp.processes.line_pipe import LinePipe, end_group, ending
 
 WORKER = Path(__file__).with_name("worker.py")
 SHOWN_LINES = 12
-"""Last lines of the worker's log that an error repeats."""
+"""Last lines of the worker's log that an error quotes."""
 
 
 class WorkerEnded(EngineUnavailable):
-    """The worker's process has ended or was ended; a new one may do better."""
+    """The worker's process has ended or was killed; a new one may succeed."""
 
 
 class WorkerProcess:
-    """One worker.
+    """One worker. `kill` ends it; so does dropping the last reference to this object.
 
     Args:
         python: the interpreter that has vLLM.
-        environment: variables that are set for it besides those of this process.
+        environment: variables that are set for the worker in addition to this process's own.
 
     Raises:
-        EngineUnavailable: there is no such interpreter.
+        EngineUnavailable: the interpreter cannot be started.
     """
 
     def __init__(self, python: str, environment: Mapping[str, str]) -> None:
-        self._log = tempfile.TemporaryFile(mode="w+b")  # noqa: SIM115  (as long as the process)
+        self._log = tempfile.TemporaryFile(mode="w+b")  # noqa: SIM115  (open as long as the process runs)
         try:
             self.process = subprocess.Popen(
                 [python, str(WORKER)],
@@ -55,39 +55,39 @@ class WorkerProcess:
         self.kill = weakref.finalize(self, _kill, self.process, self._log, os.getpid())
 
     def ask(self, call: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """
+        """The worker's answer to a call.
+
         Raises:
-            WorkerEnded: no answer in time, or the process has ended; it is of no more use.
-            EngineUnavailable: it answered that the call raised.
+            WorkerEnded: no answer in time, or the process has ended. This worker cannot be used again.
+            EngineUnavailable: the call raised in the worker.
         """
-        what = call["call"]
+        name = call["call"]
         try:
             deadline = time.monotonic() + seconds
             self._pipe.send(json.dumps(call).encode("ascii") + b"\n", deadline)
             answer = json.loads(self._pipe.receive(deadline))
         except TimeoutError:
             self.kill()
-            raise WorkerEnded(f"vLLM's {what} took longer than engine.timeout={seconds:g} s") from None
+            raise WorkerEnded(f"vLLM's {name} took longer than engine.timeout={seconds:g} s") from None
         except (BrokenPipeError, EOFError):
-            reason = f"vLLM's process ended in {what}{ending(self.process, 2.0)}{self._told()}"
+            reason = f"vLLM's process ended in {name}{ending(self.process, 2.0)}{self._last_lines()}"
             self.kill()
             raise WorkerEnded(reason) from None
         if "error" in answer:
-            raise EngineUnavailable(f"vLLM's {what} raised {answer['error']}")
+            raise EngineUnavailable(f"vLLM's {name} raised {answer['error']}")
         return answer
 
-    def _told(self) -> str:
+    def _last_lines(self) -> str:
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", "replace").splitlines()[-SHOWN_LINES:]
         return "; its last lines:\n" + "\n".join(lines) if lines else ""
 
 
 def _kill(process: subprocess.Popen[bytes], log: IO[bytes], owner: int) -> None:
-    if os.getpid() != owner:  # a forked copy of the process that began it
+    if os.getpid() != owner:  # in a fork of the process that started it
         return
     end_group(process)
-    streams: Sequence[IO[bytes] | None] = (process.stdin, process.stdout, log)
-    for stream in streams:
+    for stream in (process.stdin, process.stdout, log):
         with contextlib.suppress(OSError):
             if stream is not None:
                 stream.close()

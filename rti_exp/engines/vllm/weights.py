@@ -1,4 +1,4 @@
-"""The policy's weights as files for another process: names of a checkpoint, adapters merged, the head untied."""
+"""The policy's weights as files for another process: a checkpoint's names, adapters merged, the head untied."""
 
 from __future__ import annotations
 
@@ -19,10 +19,16 @@ MEMORY = Path("/dev/shm")
 """Files here never touch a disk."""
 
 
-def write_config(model: PreTrainedModel, folder: Path, dtype: str) -> None:
-    """config.json of the model with a head of its own.
+def weight_folder(size: int) -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder for `size` bytes; in memory if there is enough room."""
+    in_memory = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 2 * size
+    return tempfile.TemporaryDirectory(prefix="rti_exp.vllm.", dir=MEMORY if in_memory else None)
 
-    vLLM leaves out a head that is tied to the embeddings when it is given new weights, so that it would stay stale.
+
+def write_config(model: PreTrainedModel, folder: Path, dtype: str) -> None:
+    """Writes config.json of the model with an untied head.
+
+    When vLLM is sent new weights it skips a head that is tied to the embeddings, so the head would stay stale.
     """
     config: Any = copy.deepcopy(model.config)
     config.tie_word_embeddings = False
@@ -31,39 +37,33 @@ def write_config(model: PreTrainedModel, folder: Path, dtype: str) -> None:
     config.save_pretrained(folder)
 
 
-def write_weights(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> int:
-    """safetensors files of at most `SHARD_BYTES` each, unless a tensor alone is larger; the bytes written."""
+def write_weights(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
+    """Writes safetensors files of at most `SHARD_BYTES` each, unless one tensor is larger."""
     shard: dict[str, Tensor] = {}
-    size = total = number = 0
+    size = number = 0
     for name, tensor in plain_weights(model):
-        held = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype)
-        held = held.clone() if held.data_ptr() == tensor.data_ptr() else held  # files know no shared tensors
-        if shard and size + held.nbytes > SHARD_BYTES:
+        stored = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype)
+        if stored.data_ptr() == tensor.data_ptr():
+            stored = stored.clone()  # safetensors refuses tensors that share memory
+        if shard and size + stored.nbytes > SHARD_BYTES:
             save_file(shard, folder / f"weights-{number:05}.safetensors")
             shard, size, number = {}, 0, number + 1
-        shard[name] = held.contiguous()
-        size += held.nbytes
-        total += held.nbytes
+        shard[name] = stored.contiguous()
+        size += stored.nbytes
     save_file(shard, folder / f"weights-{number:05}.safetensors")
-    return total
 
 
 def plain_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Each weight by the name that it has without adapters; a tied head is one of its own.
-
-    What an adapter adds is added to the weight that it stands beside.
-    """
+    """Each weight under its name in a model without adapters, with the adapters merged; a tied head is listed too."""
     adapted = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
     for name, tensor in model.state_dict().items():
         if ".lora_" in name:
             continue
-        owner, found, own = name.partition(".base_layer.")
-        if not found:
+        layer, is_base, parameter = name.partition(".base_layer.")
+        if not is_base:
             yield name, tensor
-        elif own == "weight":
-            yield f"{owner}.{own}", _merged(adapted[owner])
         else:
-            yield f"{owner}.{own}", tensor
+            yield f"{layer}.{parameter}", _merged(adapted[layer]) if parameter == "weight" else tensor
 
 
 @torch.no_grad()
@@ -71,22 +71,3 @@ def _merged(layer: Any) -> Tensor:
     weight = layer.get_base_layer().weight
     added = sum((layer.get_delta_weight(name).float() for name in layer.active_adapters), torch.zeros(()))
     return (weight.float() + added).to(weight.dtype)
-
-
-def state_of(model: PreTrainedModel) -> tuple[tuple[int, int], ...]:
-    """Changes whenever a parameter is written to in place, or replaced: what autograd counts, not the values."""
-    return tuple((parameter.data_ptr(), parameter._version) for parameter in model.parameters())
-
-
-class WeightFolder:
-    """A folder for files that live until they have been read; in memory where there is room."""
-
-    def __init__(self, needed_bytes: int) -> None:
-        roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 2 * needed_bytes
-        self._folder = tempfile.TemporaryDirectory(prefix="rti_exp.vllm.", dir=MEMORY if roomy else None)
-
-    def __enter__(self) -> Path:
-        return Path(self._folder.name)
-
-    def __exit__(self, *rest: object) -> None:
-        self._folder.cleanup()

@@ -1,13 +1,14 @@
-"""The process that holds vLLM: `PYTHON worker.py`, where PYTHON has vLLM; it needs nothing of this package.
+"""The process that holds vLLM: `PYTHON worker.py`, where PYTHON has vLLM. It needs nothing of this package.
 
-One JSON object a line on stdin, one in answer on what was stdout (vLLM's own prints go to stderr):
+It reads one JSON object per line from stdin, and writes one answer per line to the original stdout (vLLM's own prints
+go to stderr):
 
-    {"call": "open", "options": {...}}                     vllm.LLM(**options)            -> {"version": "0.32.0"}
-    {"call": "weights", "folder": FOLDER}                  its safetensors, checkpoint names  -> {}
+    {"call": "open", "options": {...}}         vllm.LLM(**options)                           -> {}
+    {"call": "weights", "folder": FOLDER}      loads safetensors with a checkpoint's names   -> {}
     {"call": "generate", "requests": [{"prompt_ids", "temperature", "top_p", "max_tokens", "stop_ids", "seed"}]}
-        -> {"completions": [{"token_ids", "log_probs", "stopped"}]}     log-probs at temperature 1
+        -> {"completions": [{"token_ids", "log_probs"}]}                                     log-probs at temperature 1
 
-What raises is answered with {"error": ...}. It ends when stdin does.
+A call that raises is answered with {"error": ...}. The process ends when stdin does.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from pathlib import Path
 from typing import Any
 
 
-class Sampler:
+class Worker:
     """One `vllm.LLM`."""
 
     def __init__(self) -> None:
         self._llm: Any = None
 
     def open(self, options: dict[str, Any]) -> dict[str, Any]:
-        import vllm  # pyright: ignore
+        from vllm import LLM  # pyright: ignore
 
-        self._llm = vllm.LLM(**options)  # pyright: ignore
-        return {"version": vllm.__version__}  # pyright: ignore
+        self._llm = LLM(**options)
+        return {}
 
     def weights(self, folder: str) -> dict[str, Any]:
-        """All weights anew; keys and values of the old ones are forgotten."""
+        """Replaces all weights, and drops the keys and values of the old ones."""
         self._llm.collective_rpc(reload, args=(folder,))
         self._llm.reset_prefix_cache()
         return {}
@@ -49,7 +50,7 @@ class Sampler:
                 max_tokens=request["max_tokens"],
                 stop_token_ids=request["stop_ids"],
                 seed=request["seed"],
-                ignore_eos=True,  # the end tokens are those that were given, no model's own
+                ignore_eos=True,  # only `stop_token_ids` end a completion, not the model's own
                 logprobs=0,  # of the sampled token alone
                 detokenize=False,
             )
@@ -62,7 +63,7 @@ class Sampler:
 def _completion(output: Any) -> dict[str, Any]:
     token_ids = list(output.token_ids)
     log_probs = [step[token_id].logprob for token_id, step in zip(token_ids, output.logprobs, strict=True)]
-    return {"token_ids": token_ids, "log_probs": log_probs, "stopped": output.finish_reason == "stop"}
+    return {"token_ids": token_ids, "log_probs": log_probs}
 
 
 def reload(worker: Any, folder: str) -> None:
@@ -75,21 +76,22 @@ def _tensors(folder: str) -> Iterator[tuple[str, Any]]:
 
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(str(path), framework="pt") as stored:
-            for name in stored.keys():  # noqa: SIM118  (it is no dict)
+            for name in stored.keys():  # noqa: SIM118  (it is not a dict)
                 yield name, stored.get_tensor(name)
 
 
 def main() -> None:
-    sys.path[:] = [path for path in sys.path if path != str(Path(__file__).parent)]  # its files are no modules of vLLM
+    folder = str(Path(__file__).parent)
+    sys.path[:] = [path for path in sys.path if path != folder]  # vLLM must not import the files next to this one
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)  # what is printed must not come between the answers
-    sampler = Sampler()
-    calls = {"open": sampler.open, "weights": sampler.weights, "generate": sampler.generate}
+    os.dup2(2, 1)  # keep vLLM's prints out of the answers
+    worker = Worker()
+    calls = {"open": worker.open, "weights": worker.weights, "generate": worker.generate}
     for line in sys.stdin:
         call = json.loads(line)
         try:
             answer = calls[call.pop("call")](**call)
-        except Exception as error:  # told to whoever asked, who classifies it
+        except Exception as error:  # the caller classifies it
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
