@@ -150,18 +150,6 @@ def test_requests_per_minute_are_limited() -> None:
     assert sum(waits) > 0.65
 
 
-def test_one_lost_request_leaves_the_others() -> None:
-    def fault(body: dict[str, Any]) -> str:
-        return "400" if body["messages"][0]["content"] == "b" else "ok"
-
-    with FaultyServer(fault) as server:
-        first, second, third = ChatModel(server.settings()).replies(asked("a", "b", "c"))
-    assert isinstance(first, Reply)
-    assert isinstance(third, Reply)
-    assert isinstance(second, RemoteFailure)
-    assert second.cause is Cause.REJECTED
-
-
 def test_an_endpoint_that_is_down_costs_the_patience_of_few_requests() -> None:
     with FaultyServer(["hang"]) as server:
         model = ChatModel(server.settings(concurrency=2, attempts=2))
@@ -308,15 +296,13 @@ def test_answers_without_token_counts_are_counted() -> None:
     assert (model.usage.without_counts, model.usage.completion_tokens) == (1, 0)
 
 
-@pytest.mark.parametrize("answers_as", ["another", "*"])
-def test_the_config_may_allow_another_name(answers_as: str) -> None:
-    with FaultyServer(["other_model"]) as server:
-        assert ChatModel(server.settings(answers_as=answers_as)).reply(HELLO).model == "another"
-
-
-def test_a_dated_snapshot_is_the_model() -> None:
-    with FaultyServer(["snapshot"]) as server:
-        assert ChatModel(server.settings()).reply(HELLO).model == "teacher-2026-01-31"
+@pytest.mark.parametrize(
+    ("answers_as", "fault", "name"),
+    [("another", "other_model", "another"), ("*", "other_model", "another"), (None, "snapshot", "teacher-2026-01-31")],
+)
+def test_accepted_model_names(answers_as: str | None, fault: str, name: str) -> None:
+    with FaultyServer([fault]) as server:
+        assert ChatModel(server.settings(answers_as=answers_as)).reply(HELLO).model == name
 
 
 def test_threads_share_a_model() -> None:

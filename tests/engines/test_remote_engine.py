@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,9 +17,12 @@ from rti_exp.engines.base import (
     ScoreRequest,
 )
 from rti_exp.engines.fitting import Lost, generate_fitting
+from rti_exp.engines.remote import ChatModel
+from rti_exp.engines.remote.engine import RemoteEngine
 from rti_exp.engines.remote.transcript import END, HEADERS, Transcript, messages_of
 from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Message
+from tests.support.faulty_server import FaultyServer, completion
 
 RENDERER: Renderer = Transcript()
 SYSTEM = Message(role="system", content="be kind")
@@ -68,12 +71,9 @@ def test_ids_without_an_assistant_header_are_refused() -> None:
         messages_of(RENDERER.action_ids("x"))
 
 
-def engine_of(server: Any, **changes: Any) -> Any:
+def engine_of(server: FaultyServer) -> RemoteEngine:
     pytest.importorskip("openai", reason="the extra `remote` is not installed")
-    from rti_exp.engines.remote import ChatModel
-    from rti_exp.engines.remote.engine import RemoteEngine
-
-    return RemoteEngine(ChatModel(server.settings(**changes)))
+    return RemoteEngine(ChatModel(server.settings()))
 
 
 def requests(*texts: str) -> Sequence[GenerateRequest]:
@@ -86,20 +86,12 @@ def requests(*texts: str) -> Sequence[GenerateRequest]:
     ]
 
 
-def server_that(script: Callable[[dict[str, Any]], str] | Sequence[str], answer: Any = None) -> Any:
-    from tests.support.faulty_server import FaultyServer
-
-    return FaultyServer(script, answer)
-
-
 def test_completions_hold_the_answers() -> None:
-    from tests.support.faulty_server import completion
-
     def answer(body: dict[str, Any]) -> Any:
         asked = body["messages"][0]["content"]
         return completion(asked.upper(), finish_reason="length" if asked == "b" else "stop")
 
-    with server_that(["ok"], answer) as server:
+    with FaultyServer(answer=answer) as server:
         engine = engine_of(server)
         first, second = engine.generate(requests("a", "b"))
     assert (first.token_ids, first.stop_reason) == ((65, END), "stop")
@@ -112,7 +104,7 @@ def test_completions_hold_the_answers() -> None:
 
 
 def test_a_lost_request_leaves_the_others() -> None:
-    with server_that(lambda body: "400" if body["messages"][0]["content"] == "b" else "ok") as server:
+    with FaultyServer(lambda body: "400" if body["messages"][0]["content"] == "b" else "ok") as server:
         engine = engine_of(server)
         with pytest.raises(RequestsLost) as caught:
             engine.generate(requests("a", "b", "c"))
@@ -124,18 +116,18 @@ def test_a_lost_request_leaves_the_others() -> None:
 
 
 def test_the_engine_is_unavailable_if_all_requests_are_lost() -> None:
-    with server_that(["500"]) as server:
+    with FaultyServer(["500"]) as server:
         with pytest.raises(EngineUnavailable, match=r"^server_error: status 500: out of order$") as caught:
             engine_of(server).generate(requests("a", "b"))
         assert not isinstance(caught.value, RequestsLost)
 
 
 def test_scoring_is_refused() -> None:
-    with server_that(["ok"]) as server, pytest.raises(EngineUnusable, match=r"reweight\.scorer must be policy or off"):
+    with FaultyServer() as server, pytest.raises(EngineUnusable, match=r"reweight\.scorer must be policy or off"):
         engine_of(server).score([ScoreRequest(prompt_ids=(1,), token_ids=(2,))])
 
 
 def test_prompts_of_another_renderer_are_refused() -> None:
     request = GenerateRequest(prompt_ids=(1,), sampling=Sampling(stop_ids=(2,)), seed=0)
-    with server_that(["ok"]) as server, pytest.raises(ValueError, match="Transcript"):
+    with FaultyServer() as server, pytest.raises(ValueError, match="Transcript"):
         engine_of(server).generate([request])

@@ -1,4 +1,4 @@
-"""A real server on loopback: `transformers serve` with the embedded policy plays as the policy itself does."""
+"""A real server on loopback: the embedded policy behind `transformers serve` plays as the policy itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rti_exp.evaluate import main
 from rti_exp.runs import read_lines
 
 START_SECONDS = 300
-# The policy's own format; tool results come as the user's text where calls are text.
+# The policy's own format. Where calls are text, tool results arrive as the user's text.
 TEMPLATE = """\
 {{- bos_token -}}
 {%- for message in messages if message.role != "system" -%}
@@ -33,7 +33,7 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- "<|assistant|>" -}}{%- endif -%}
 """
-# Without one the server takes Qwen's, by the model's type, and finds none of its tags.
+# By default the server uses Qwen's template, by the model's type, and finds none of its tags.
 RESPONSE = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<|assistant|>",
@@ -102,7 +102,10 @@ def test_a_served_policy_plays_as_the_policy_itself(
         rows = list(read_lines(tmp_path / name / "rollouts-0of1.jsonl"))
         assert {row["status"] for row in rows} <= {"ok", "truncated"}
         played[name] = {
-            row["task_id"]: (row["reward"], [one["content"] for one in row["messages"] if one["role"] == "assistant"])
+            row["task_id"]: (
+                row["reward"],
+                [said["content"] for said in row["messages"] if said["role"] == "assistant"],
+            )
             for row in rows
         }
     assert len(played["local"]) == 8

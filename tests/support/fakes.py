@@ -1,8 +1,8 @@
-"""Fakes that the tests share: a small world, a small tokenizer, a small random model.
+"""Shared fakes: a small world, a small tokenizer, small random models.
 
-The world, `GuessWorld`. Each task is a box. `take(key)` takes a key, and the first key that is taken stays in the
-hand for good (the critical step); `open()` shows a two-digit code if the key fits, and "stuck" if not; a turn of
-plain text ends the episode, with reward 1.0 if the key fits and the text is the code, else 0.0. The best episode:
+In `GuessWorld` each task is a box. `take(key)` takes a key; the first key that is taken stays in the hand (the critical
+step). `open()` shows a two-digit code if the key fits, else "stuck". A turn of plain text ends the episode, with reward
+1.0 if the key fits and the text is the code, else 0.0. The best episode:
 
     user       box a
     assistant  {"name": "take", "arguments": {"key": "red"}}        tool  took red
@@ -15,13 +15,13 @@ plain text ends the episode, with reward 1.0 if the key fits and the text is the
     GuessWorld(break_at=1)                         # step() raises InfrastructureError at turn index 1
     GuessWorld(break_start=True)                   # start() raises
     GuessWorld(break_fork=True)                    # fork() raises
-    GuessWorld(drift=True)                         # a forked episode has another state hash than its origin
-    GuessWorld(error=ValueError("boom"))           # what is raised instead of InfrastructureError("the box is gone")
+    GuessWorld(drift=True)                         # a forked episode has a different state hash
+    GuessWorld(error=ValueError("boom"))           # raised instead of InfrastructureError("the box is gone")
 
 `tiny_tokenizer()` is a `PreTrainedTokenizerFast` in the format of the tiny policy: `<|pad|>` 0, `<|bos|>` 1,
 `<|end|>` 2, `<|system|>` 3, `<|user|>` 4, `<|assistant|>` 5, `<|tool|>` 6, then bytes and merges, 400 ids or fewer.
-`tiny_model(seed=0, sharpen=4.0)` is a random Qwen3 in eval mode whose weights are multiplied by `sharpen`, so that
-errors in attention show in its output; `tiny_gpt2` is one with absolute positions.
+`tiny_model(seed=0, sharpen=4.0)` is a random Qwen3 in eval mode. Its weights are multiplied by `sharpen`, so that
+errors in attention show in its output. `tiny_gpt2` has absolute positions.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def right_texts(task: Task) -> tuple[str, ...]:
 
 
 def wrong_texts(task: Task) -> tuple[str, ...]:
-    """Fails by its first step alone: another key."""
+    """Fails by its first step alone, which takes a wrong key."""
     wrong = KEYS[(KEYS.index(task.payload["key"]) + 1) % len(KEYS)]
     return (call("take", key=wrong), call("open"), "stuck")
 
 
 class GuessEpisode:
-    """One attempt at one box; see the module's docstring."""
+    """One attempt at a box; see the module's docstring."""
 
     tools = (
         {

@@ -1,10 +1,10 @@
-"""An OpenAI-compatible server on loopback that misbehaves as told.
+"""An OpenAI-compatible server on loopback that misbehaves on request.
 
-    with FaultyServer(["500", "ok"]) as server:      # first answer status 500, then well
+    with FaultyServer(["500", "ok"]) as server:      # a status 500 first, then good answers
         settings = server.settings(attempts=3)
 
-A script is a list of names of `Handler` methods, taken in the order of requests, the last one again and again; or a
-function of the request's body that gives such a name. What it answers well is `answer(body)`.
+A script is a list of faults, one per request, of which the last repeats; or a function from a body to a fault. A fault
+is "ok" (the answer is `answer(body)`), a key of `ANSWERS` or `REFUSALS`, or the name of a `Handler` method.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Answer = Callable[[dict[str, Any]], Any]
 
 
 def completion(content: str | None = "hello", **changes: Any) -> dict[str, Any]:
-    """A whole answer; 7 prompt tokens, 3 completion tokens."""
+    """A complete answer with 7 prompt tokens and 3 completion tokens."""
     message = {"role": "assistant", "content": content, **changes.pop("message", {})}
     return {
         "id": "1",
@@ -37,11 +37,32 @@ def completion(content: str | None = "hello", **changes: Any) -> dict[str, Any]:
     }
 
 
-class FaultyServer:
-    """`requests` are the bodies it was sent, `headers` came with them (names in small letters), `times` is when.
+ANSWERS: dict[str, Any] = {
+    "list": [1, 2],
+    "no_choices": completion() | {"choices": []},
+    "no_message": completion() | {"choices": [{"finish_reason": "stop"}]},
+    "unfinished": completion(finish_reason=None),
+    "other_model": completion(model="another"),
+    "snapshot": completion(model=f"{MODEL}-2026-01-31"),
+}
+"""Fault -> the body of an answer with status 200."""
+REFUSALS = {
+    "500": (500, "out of order", ""),
+    "429": (429, "slow down", ""),
+    "429_wait": (429, "slow down", "0.3"),
+    "429_long": (429, "slow down", "3600"),
+    "429_quota": (429, "insufficient_quota: no credit left", ""),
+    "400": (400, "this prompt is too long", ""),
+    "too_long": (400, "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens.", ""),
+    "401": (401, "wrong key: {key}", ""),
+    "403": (403, "this key may not do that", ""),
+    "404": (404, "no such model", ""),
+}
+"""Fault -> (status, message, Retry-After)."""
 
-    `most` of them were under way at once.
-    """
+
+class FaultyServer:
+    """`requests` are the bodies received, with `headers` (names in lower case) and `times`; `most` ran at once."""
 
     def __init__(self, script: Sequence[str] | Callable[[dict[str, Any]], str] = ("ok",), answer: Answer | None = None):
         self.script = script
@@ -97,8 +118,8 @@ class FaultyServer:
         return f"http://127.0.0.1:{self._server.server_port}/v1"
 
     def settings(self, **changes: Any) -> RemoteSettings:
-        """Impatient ones."""
-        quick = {
+        """Settings with short time limits."""
+        short = {
             "connect_seconds": 1.0,
             "read_seconds": 0.6,
             "total_seconds": 1.2,
@@ -107,7 +128,7 @@ class FaultyServer:
             "max_wait_seconds": 0.5,
             "attempts": 3,
         }
-        return RemoteSettings(base_url=self.base_url, model=MODEL, **{**quick, **changes})
+        return RemoteSettings(base_url=self.base_url, model=MODEL, **{**short, **changes})
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -118,10 +139,21 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_POST(self) -> None:
+        state = self.server_state
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        name = self.server_state.take(body, {key.lower(): value for key, value in self.headers.items()})
-        with self.server_state.counted(), contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            getattr(self, f"do_{name}")(body)
+        fault = state.take(body, {key.lower(): value for key, value in self.headers.items()})
+        with state.counted(), contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            if fault == "ok":
+                time.sleep(state.slow)
+                self.send(json.dumps(state.answer(body)))
+            elif fault in ANSWERS:
+                self.send(json.dumps(ANSWERS[fault]))
+            elif fault in REFUSALS:
+                status, message, wait = REFUSALS[fault]
+                message = message.format(key=self.headers.get("Authorization"))
+                self.send(json.dumps({"error": {"message": message, "type": "test"}}), status, wait=wait)
+            else:
+                getattr(self, fault)()
 
     def send(self, text: str, status: int = 200, *, length: int | None = None, wait: str = "") -> None:
         data = text.encode()
@@ -133,89 +165,34 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def refuse(self, status: int, message: str, wait: str = "") -> None:
-        self.send(json.dumps({"error": {"message": message, "type": "test"}}), status, wait=wait)
+    def page(self) -> None:
+        self.send("<html>Bad gateway</html>")
 
-    def do_ok(self, body: dict[str, Any]) -> None:
-        time.sleep(self.server_state.slow)
-        self.send(json.dumps(self.server_state.answer(body)))
-
-    def do_500(self, body: dict[str, Any]) -> None:
-        self.refuse(500, "out of order")
-
-    def do_429(self, body: dict[str, Any]) -> None:
-        self.refuse(429, "slow down")
-
-    def do_429_wait(self, body: dict[str, Any]) -> None:
-        self.refuse(429, "slow down", wait="0.3")
-
-    def do_429_long(self, body: dict[str, Any]) -> None:
-        self.refuse(429, "slow down", wait="3600")
-
-    def do_429_quota(self, body: dict[str, Any]) -> None:
-        self.refuse(429, "insufficient_quota: no credit left")
-
-    def do_400(self, body: dict[str, Any]) -> None:
-        self.refuse(400, "this prompt is too long")
-
-    def do_too_long(self, body: dict[str, Any]) -> None:
-        self.refuse(400, "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens.")
-
-    def do_401(self, body: dict[str, Any]) -> None:
-        self.refuse(401, f"wrong key: {self.headers.get('Authorization')}")
-
-    def do_403(self, body: dict[str, Any]) -> None:
-        self.refuse(403, "this key may not do that")
-
-    def do_404(self, body: dict[str, Any]) -> None:
-        self.refuse(404, "no such model")
-
-    def do_hang(self, body: dict[str, Any]) -> None:
+    def hang(self) -> None:
         self.server_state.closing.wait(30)
         self.close_connection = True
 
-    def do_drip(self, body: dict[str, Any]) -> None:
-        """A byte now and then: never silent for long, never done."""
+    def drip(self) -> None:
+        """Sends a byte now and then: never silent for long, never done."""
         self.send("", length=10_000)
-        while not self.server_state.closing.wait(0.05):
-            self.wfile.write(b" ")
-            self.wfile.flush()
-        self.close_connection = True
+        self._send_until_closed(b" ")
 
-    def do_drip_headers(self, body: dict[str, Any]) -> None:
+    def drip_headers(self) -> None:
         self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        self._send_until_closed(b"x")
+
+    def _send_until_closed(self, data: bytes) -> None:
         while not self.server_state.closing.wait(0.05):
-            self.wfile.write(b"x")
+            self.wfile.write(data)
             self.wfile.flush()
         self.close_connection = True
 
-    def do_half(self, body: dict[str, Any]) -> None:
-        """Breaks off in the middle of the answer."""
+    def half(self) -> None:
+        """Closes the connection in the middle of the answer."""
         text = json.dumps(completion())
         self.send(text[: len(text) // 2], length=len(text))
         self.close_connection = True
 
-    def do_reset(self, body: dict[str, Any]) -> None:
+    def reset(self) -> None:
         self.close_connection = True
         self.connection.close()
-
-    def do_page(self, body: dict[str, Any]) -> None:
-        self.send("<html>Bad gateway</html>")
-
-    def do_list(self, body: dict[str, Any]) -> None:
-        self.send("[1, 2]")
-
-    def do_no_choices(self, body: dict[str, Any]) -> None:
-        self.send(json.dumps(completion() | {"choices": []}))
-
-    def do_no_message(self, body: dict[str, Any]) -> None:
-        self.send(json.dumps(completion() | {"choices": [{"finish_reason": "stop"}]}))
-
-    def do_unfinished(self, body: dict[str, Any]) -> None:
-        self.send(json.dumps(completion(finish_reason=None)))
-
-    def do_other_model(self, body: dict[str, Any]) -> None:
-        self.send(json.dumps(completion(model="another")))
-
-    def do_snapshot(self, body: dict[str, Any]) -> None:
-        self.send(json.dumps(completion(model=f"{MODEL}-2026-01-31")))

@@ -66,8 +66,6 @@ class VllmEngine:
         self.policy_version = 0
         self.generated_tokens = 0
         self.scored_tokens = 0
-        self.rescored_tokens = 0
-        """Sampled tokens whose log-probs the scorer computed; not part of `scored_tokens`."""
         self.mismatch = Mismatch()
         """Since it was last replaced by a new one."""
         self.importance_cap = importance_cap
@@ -153,7 +151,6 @@ class VllmEngine:
                 for index in indices
             ]
         )
-        self.rescored_tokens += sum(map(len, scores))
         return dict(zip(indices, scores, strict=True))
 
     def _compare(
