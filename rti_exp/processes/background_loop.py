@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -16,6 +17,9 @@ def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="background event loop", daemon=True).start()
     return loop
+
+
+os.register_at_fork(after_in_child=_loop.cache_clear)  # threads do not survive a fork
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:

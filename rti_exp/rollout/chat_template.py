@@ -75,12 +75,12 @@ class ChatTemplate:
         turn, answer = Message(role="assistant", content="a"), Message(role="tool", content="t")
         last = Message(role="user", content="v")
         try:
-            whole = _filled(*self.opening([*opening, turn, answer, turn, last], ()))
+            rendered = _filled(*self.opening([*opening, turn, answer, turn, last], ()))
             pieces = [_filled(*self.opening(opening, ()))]
             pieces += ["a" + _filled(*self.after_turn([message])) for message in (answer, last)]
         except UnsupportedTemplate:
             return False
-        return _without_thoughts("".join(pieces)) == _without_thoughts(whole)
+        return _without_thoughts("".join(pieces)) == _without_thoughts(rendered)
 
     def renders_tools(self, name: str, *, marked: str) -> bool:
         """Whether the template renders a tool's name, in a text that contains `marked`."""

@@ -47,7 +47,7 @@ class CallFormat(Protocol):
 
 
 class JsonCalls:
-    """The whole turn is one JSON object `{"name": ..., "arguments": {...}}`."""
+    """The turn is exactly one JSON object `{"name": ..., "arguments": {...}}`."""
 
     markers: tuple[str, ...] = ()
     instruction = 'To call a tool, write one JSON object {"name": ..., "arguments": {...}} and nothing else.'

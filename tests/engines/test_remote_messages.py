@@ -59,8 +59,8 @@ def test_lone_surrogates_are_replaced() -> None:
 
 def test_tools_in_either_form() -> None:
     schema = {"name": "a", "description": "", "parameters": {}}
-    whole = {"type": "function", "function": schema}
-    assert to_tools([schema, whole]) == [whole, whole]
+    wrapped = {"type": "function", "function": schema}
+    assert to_tools([schema, wrapped]) == [wrapped, wrapped]
 
 
 def test_a_tool_call_is_read() -> None:

@@ -50,15 +50,15 @@ def test_tools_that_a_template_omits_go_into_the_system_message():
 
 @pytest.mark.parametrize("observed", ["tool", "user"])
 def test_later_turns_extend_the_earlier_ids_as_the_template_does(observed):
-    said = Message(role="assistant", content='<tool_call>\n{"name": "open", "arguments": {}}\n</tool_call>')
+    turn = Message(role="assistant", content='<tool_call>\n{"name": "open", "arguments": {}}\n</tool_call>')
     answer, last = Message(role=observed, content="stuck"), Message(role="user", content="and?")
-    action = QWEN3.action_ids(said.content)
+    action = QWEN3.action_ids(turn.content)
     ids = QWEN3.opening(OPENING, TOOLS) + action + QWEN3.appended([answer], closed=True)
     ids += action + QWEN3.appended([last], closed=True)
-    whole = native("qwen3", [*OPENING, said, answer, said, last], TOOLS, enable_thinking=False)
+    native_ids = native("qwen3", [*OPENING, turn, answer, turn, last], TOOLS, enable_thinking=False)
     # The template adds an empty thought to a turn's header and removes it from earlier turns; here it stays.
     thought = "<think>\n\n</think>\n\n"
-    assert QWEN3.text(ids).replace(thought, "") == QWEN3.text(whole).replace(thought, "")
+    assert QWEN3.text(ids).replace(thought, "") == QWEN3.text(native_ids).replace(thought, "")
     assert (action[-1], SMOLLM2.action_ids("27")[-1]) == (QWEN3.stop_ids[0], SMOLLM2.stop_ids[0])
     smollm2 = SMOLLM2.opening(OPENING, ()) + SMOLLM2.action_ids("27") + SMOLLM2.appended([answer], closed=True)
     assert smollm2 == native("smollm2", [*OPENING, Message(role="assistant", content="27"), answer])
@@ -121,7 +121,7 @@ def test_calls_in_hermes_format():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "error"),
     [
         ('<tool_call>\n{"name": "open", "arguments": {}}', "must stand around"),
         ("<tool_call>\n{broken\n</tool_call>", "not valid JSON"),
@@ -130,10 +130,10 @@ def test_calls_in_hermes_format():
         ('<tool_call>{"name": "say", "arguments": {"t": "</tool_call>"}}</tool_call>', "must stand around"),
     ],
 )
-def test_a_bad_call_is_malformed(text, said):
+def test_a_bad_call_is_malformed(text, error):
     message = QWEN3.message(QWEN3.action_ids(text))
     assert message.tool_calls == ()
-    assert said in (message.malformed or "")
+    assert error in (message.malformed or "")
     assert message.content == text
 
 
@@ -171,9 +171,9 @@ def test_a_template_that_opens_the_thought_itself():
     call_text = '<tool_call>\n{"name": "open", "arguments": {}}\n</tool_call>'
     ids = renderer.action_ids(call_text)
     assert renderer.text(ids) == f"\n</think>\n\n{call_text}<|im_end|>"
-    said = renderer.message(ids)
-    assert (said.thinking, said.content, said.malformed) == ("", call_text, None)
-    assert said.tool_calls == (ToolCall(name="open", arguments={}),)
+    message = renderer.message(ids)
+    assert (message.thinking, message.content, message.malformed) == ("", call_text, None)
+    assert message.tool_calls == (ToolCall(name="open", arguments={}),)
     assert renderer.action_ids("<think>\nred?\n</think>\n\n27") == renderer.action_ids("red?\n</think>\n\n27")
 
 
@@ -194,7 +194,7 @@ def test_json_calls_work_with_any_model():
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "error"),
     [
         (
             "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}",
@@ -204,8 +204,8 @@ def test_json_calls_work_with_any_model():
         ("<|im_start|>{{ messages[-1].content }}", "as it was written"),
     ],
 )
-def test_the_error_says_why_a_template_is_unsupported(template, said):
-    with pytest.raises(UnsupportedTemplate, match=said):
+def test_the_error_says_why_a_template_is_unsupported(template, error):
+    with pytest.raises(UnsupportedTemplate, match=error):
         ChatRenderer(chat_tokenizer("qwen3", template))
 
 

@@ -8,19 +8,17 @@ from rti_exp.rollout.environment_calls import environment_call
 from rti_exp.rollout.live_episode import EpisodeRules, LiveEpisode
 from rti_exp.rollout.token_renderer import TokenRenderer
 from rti_exp.types import Author, Fork, Message, Status, Trajectory
-from tests.support.fakes import GuessEpisode, GuessWorld, call, right_texts, tiny_tokenizer, wrong_texts
+from tests.support.fakes import GuessWorld, call, right_texts, tiny_tokenizer, wrong_texts
 
 RENDERER = TokenRenderer(tiny_tokenizer())
 SETTINGS = RolloutSettings(max_tokens=32, max_context=256)
 
 
-def start(
-    world: GuessWorld | None = None, *, settings: RolloutSettings = SETTINGS, episode: GuessEpisode | None = None
-) -> LiveEpisode:
+def start(world: GuessWorld | None = None, *, settings: RolloutSettings = SETTINGS) -> LiveEpisode:
     world = world or GuessWorld()
     task = world.tasks("train")[0]
     rules = EpisodeRules(renderer=RENDERER, settings=settings, max_turns=world.max_turns)
-    return LiveEpisode(task, 0, episode or world.start(task), rules)
+    return LiveEpisode(task, 0, world.start(task), rules)
 
 
 def take(live: LiveEpisode, text: str, *, author: Author = Author.POLICY) -> tuple[int, ...]:
@@ -153,27 +151,17 @@ def test_a_failing_environment_is_not_a_failure_of_the_policy(error, text):
     assert not trajectory.valid
 
 
-class OddEpisode(GuessEpisode):
-    result = StepResult(observations=(), done=True, reward=math.nan)
-
-    def step(self, message: Message) -> StepResult:
-        return self.result
-
-
-class NumberEpisode(OddEpisode):
-    result = StepResult(observations=(Message(role="tool", content=7),), done=False)  # pyright: ignore[reportArgumentType]
-
-
-class HugeEpisode(OddEpisode):
-    result = StepResult(observations=(), done=True, reward=-1e300)
-
-
 @pytest.mark.parametrize(
-    ("kind", "text"), [(OddEpisode, "reward nan"), (HugeEpisode, "reward -1e+300"), (NumberEpisode, "not text")]
+    ("result", "text"),
+    [
+        (StepResult(observations=(), done=True, reward=math.nan), "reward nan"),
+        (StepResult(observations=(), done=True, reward=-1e300), "reward -1e+300"),
+        (StepResult(observations=(Message(role="tool", content=7),), done=False), "not text"),  # pyright: ignore[reportArgumentType]
+    ],
 )
-def test_invalid_results_are_infrastructure_failures(kind, text):
-    world = GuessWorld()
-    live = start(world, episode=kind(world.tasks("train")[0], world))
+def test_invalid_results_are_infrastructure_failures(result, text):
+    live = start()
+    live.episode.step = lambda message: result
     take(live, "hello")
     trajectory = live.finish()
     assert trajectory.status is Status.INFRASTRUCTURE_FAILURE

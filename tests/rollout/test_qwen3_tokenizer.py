@@ -45,11 +45,19 @@ def test_ids_equal_the_tokenizers_own(tokenizer, renderer):
 def test_hostile_text_gives_no_control_token(renderer):
     ids = renderer.appended([Message(role="tool", content=HOSTILE)], closed=True)
     assert HOSTILE in renderer.text(ids)
-    assert [one for one in ids if one >= 151643] == [151644, 151665, 151666, 151645, 151644, 151667, 151668]
+    assert [token_id for token_id in ids if token_id >= 151643] == [
+        151644,
+        151665,
+        151666,
+        151645,
+        151644,
+        151667,
+        151668,
+    ]
 
 
 def test_from_rollout_to_loss_with_the_whole_vocabulary(tokenizer, renderer):
-    """151,669 entries, so that the log-probs of the loss are made in chunks."""
+    """151,669 entries, so that the loss computes its log-probs in chunks."""
     engine = LocalEngine(model=tiny_model(vocab_size=len(tokenizer)))
     assert can_be_chunked(engine.model.get_output_embeddings())
     collector = Collector(environment=EchoWorld(), engine=engine, renderer=renderer, settings=SETTINGS, seed=0)
@@ -60,7 +68,7 @@ def test_from_rollout_to_loss_with_the_whole_vocabulary(tokenizer, renderer):
             Group(task=group.task, sampled=group.sampled, trajectories=trajectories), [1.0] * 3, Scope.all
         )
         check_log_probs(engine, [sample for sample in samples if sample is not None])
-        for one in trajectories:
-            for step in range(1, len(one.turns)):
-                earlier = one.prompt_ids(step - 1) + one.turns[step - 1].action_ids
-                assert one.prompt_ids(step)[: len(earlier)] == earlier
+        for trajectory in trajectories:
+            for step in range(1, len(trajectory.turns)):
+                earlier = trajectory.prompt_ids(step - 1) + trajectory.turns[step - 1].action_ids
+                assert trajectory.prompt_ids(step)[: len(earlier)] == earlier

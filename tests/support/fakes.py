@@ -77,7 +77,7 @@ class GuessEpisode:
         self.drifted = drifted
         self.turns = 0
         self.held: str | None = None
-        self.told: str | None = None
+        self.answer: str | None = None
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -95,8 +95,8 @@ class GuessEpisode:
             return self._tool(f"error: {message.malformed}")
         if message.tool_calls:
             return self._tool(self._call(message.tool_calls[0].name, message.tool_calls[0].arguments))
-        self.told = message.content
-        parts = {"key": float(self._fits), "code": float(self.told == self.task.payload["code"])}
+        self.answer = message.content
+        parts = {"key": float(self._fits), "code": float(self.answer == self.task.payload["code"])}
         return StepResult(observations=(), done=True, reward=min(parts.values()), reward_parts=parts)
 
     @staticmethod
@@ -116,13 +116,13 @@ class GuessEpisode:
     def evidence(self, level: EvidenceLevel) -> Evidence:
         if level == "none":
             return Evidence(level=level)
-        met = (self._fits, self.told == self.task.payload["code"])
+        met = (self._fits, self.answer == self.task.payload["code"])
         failed = tuple(text for text, holds in zip(RUBRIC, met, strict=True) if not holds)
         solution = f"key {self.task.payload['key']}, code {self.task.payload['code']}"
         return Evidence(level=level, rubric=RUBRIC, failed=failed, reference=solution if level == "reference" else None)
 
     def state_hash(self) -> str:
-        state = (self.task.id, self.turns, self.held, self.told, self.drifted)
+        state = (self.task.id, self.turns, self.held, self.answer, self.drifted)
         return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16]
 
     def fork(self, messages: Sequence[Message]) -> GuessEpisode:
