@@ -20,10 +20,9 @@ import torch
 from measure import matmul_rate
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rti_exp.compiled_qwen3.decoder import FlatForward
 from rti_exp.engines.base import GenerateRequest, Sampling
-from rti_exp.engines.forward import SlotForward
 from rti_exp.engines.local import LocalEngine
+from rti_exp.engines.transformers_forward import TransformersForward
 from rti_exp.randomness import derive_seed
 
 VOCABULARY = 900
@@ -52,9 +51,10 @@ class CountedSteps:
         self.count = 0
         self.seconds = 0.0
 
-    def install(self) -> None:
-        for forward in (FlatForward, SlotForward):
-            forward.next_logits = self._timed(forward.next_logits)  # pyright: ignore[reportAttributeAccessIssue]
+    def install(self, engine: LocalEngine) -> None:
+        compiled = engine._compiled
+        owner: Any = TransformersForward if compiled is None else type(compiled._decoder)
+        owner.next_logits = self._timed(owner.next_logits)
 
     def _timed(self, original: Any) -> Any:
         def timed(*args: Any) -> torch.Tensor:
@@ -104,7 +104,7 @@ def main() -> None:
     sizes = {name: getattr(arguments, name) for name in ("tasks", "members", "turns", "tokens")}
     roll_out(engine, **sizes, seed=0)
     steps = CountedSteps()
-    steps.install()
+    steps.install(engine)
     seconds, processor, rates, generated, prefilled = [], [], [], 0, 0
     for repeat in range(1, arguments.repeats + 1):
         engine.sync(repeat)

@@ -45,52 +45,32 @@ def filled_memory(_made: Any) -> Iterator[None]:
 
 
 @contextmanager
-def engine_of_torch(made: Any) -> Iterator[None]:
-    made.module.engine._flat, made.module.engine._tried_flat = None, True
+def plain_engine(made: Any) -> Iterator[None]:
+    made.module.engine._compiled = None
     yield
 
 
 @contextmanager
-def models_own_forward(made: Any) -> Iterator[None]:
-    with engine_of_torch(made):
-        made.module.engine._slots._straight = None
-        yield
-
-
-@contextmanager
 def torchs_matmuls(_made: Any) -> Iterator[None]:
-    with torch.backends.mkldnn.flags(enabled=False):
-        yield
-
-
-@contextmanager
-def optimizer_in_parts(_made: Any) -> Iterator[None]:
-    adamw = torch.optim.AdamW
-    with patch("torch.optim.AdamW", lambda parameters, **settings: adamw(parameters, **{**settings, "fused": None})):
-        yield
-
-
-@contextmanager
-def rows_stay(made: Any) -> Iterator[None]:
-    with engine_of_torch(made), patch("rti_exp.engines.decoding._COMPACT_AT", 0):
+    with patch("rti_exp.compiled_qwen3.matmul._ONEDNN", False):
         yield
 
 
 @contextmanager
 def nothing_kept(_made: Any) -> Iterator[None]:
-    with patch("rti_exp.engines.prefixes.PrefixIndex.longest", lambda _index, _prompt: None):
+    with patch("rti_exp.engines.prefix_index.PrefixIndex.longest", lambda _index, _prompt: None):
         yield
 
 
 @contextmanager
 def padded_update(made: Any) -> Iterator[None]:
-    made.module._policy_forward._packed = None
+    made.module._policy_forward._fast = None
     yield
 
 
 @contextmanager
 def all_logits(made: Any) -> Iterator[None]:
-    made.module._policy_forward._parts = None  # which cannot be packed either
+    made.module._policy_forward._fast = made.module._policy_forward._parts = None
     yield
 
 
@@ -109,7 +89,7 @@ def scored_twice(_made: Any) -> Iterator[None]:
 @contextmanager
 def compiled(made: Any) -> Iterator[None]:
     forward = made.module._policy_forward
-    forward._packed = None
+    forward._fast = None
     decoder, head = forward._parts
     forward._parts = (torch.compile(decoder, dynamic=True), head)
     yield
@@ -129,18 +109,15 @@ ARMS = (
     Arm(BASE),
     Arm("a batch for each group", ("engine.max_batch=8",)),
     Arm("no keys and values kept over calls", change=nothing_kept),
-    Arm("engine without compiled steps", change=engine_of_torch),
-    Arm("engine without compiled steps, finished rows stay in the batch", change=rows_stay),
-    Arm("the decoder as transformers runs it", change=models_own_forward),
+    Arm("rollouts by transformers", change=plain_engine),
     Arm("matmuls as torch takes them", change=torchs_matmuls),
-    Arm("the optimizer's step in parts", change=optimizer_in_parts),
     Arm("new memory filled (deterministic mode's default)", change=filled_memory),
     Arm("validator: one step a call", ("validator.steps_per_call=1",)),
     Arm("gate and rho scored in two passes", change=scored_twice),
-    Arm("update padded, the decoder as transformers runs it", change=padded_update),
+    Arm("update by transformers", change=padded_update),
     Arm("update in one batch", ("algorithm.micro_batch_tokens=1000000",)),
     Arm("micro-batches of 1,024 tokens, not 4,096", ("algorithm.micro_batch_tokens=1024",)),
-    Arm("update padded, with logits of all tokens", change=all_logits),
+    Arm("update by transformers, with logits of all tokens", change=all_logits),
     Arm("bf16 autocast", ("trainer.precision=bf16-mixed",)),
 )
 COMPILE = Arm("torch.compile of the training pass", change=compiled)

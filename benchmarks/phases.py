@@ -62,15 +62,15 @@ class Counts:
 
 def count_into(counts: Counts) -> None:
     """From now on, in this process, forward passes are counted."""
-    from rti_exp.compiled_qwen3.decoder import FlatForward
     from rti_exp.compiled_qwen3.packed_decoder import PackedDecoder
-    from rti_exp.engines.forward import SlotForward
+    from rti_exp.engines.compiled_forward import CompiledForward
     from rti_exp.engines.local import LocalEngine
+    from rti_exp.engines.transformers_forward import TransformersForward
     from rti_exp.intervention.meter import Meter
     from rti_exp.training.token_log_probs import TrainedPositions
 
     stage, generate, train = Meter.stage, LocalEngine._generate, TrainedPositions.__call__
-    decode = PackedDecoder.__call__
+    states = PackedDecoder.states
 
     def counting(feed: Any) -> Any:
         def counted_feed(self: Any, cache: Any, spans: Sequence[Any], **rest: Any) -> Any:
@@ -98,7 +98,7 @@ def count_into(counts: Counts) -> None:
         if torch.is_grad_enabled():
             contexts = int((packing.positions_N + 1).sum())
             counts.add(ONCE, len(packing.token_ids_N), len(tokens_M), contexts)
-        return decode(self, packing, tokens_M)
+        return states(self, packing, tokens_M)
 
     @contextmanager
     def counted_stage(self: Any, name: str) -> Iterator[None]:
@@ -109,11 +109,11 @@ def count_into(counts: Counts) -> None:
         finally:
             counts.phase = "rollout"
 
-    for forward in (FlatForward, SlotForward):
+    for forward in (CompiledForward, TransformersForward):
         forward.feed = counting(forward.feed)  # pyright: ignore[reportAttributeAccessIssue]
     LocalEngine._generate = counted_generate  # pyright: ignore[reportAttributeAccessIssue]
     TrainedPositions.__call__ = counted_training  # pyright: ignore[reportAttributeAccessIssue]
-    PackedDecoder.__call__ = counted_packed  # pyright: ignore[reportAttributeAccessIssue]
+    PackedDecoder.states = counted_packed  # pyright: ignore[reportAttributeAccessIssue]
     Meter.stage = counted_stage  # pyright: ignore[reportAttributeAccessIssue]
 
 

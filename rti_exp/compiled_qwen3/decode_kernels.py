@@ -1,16 +1,20 @@
-"""What a decode step does between its matmuls, on one core in float32: compiled, each a single pass over memory.
+"""The steps of decoding between matmuls, each one pass over memory. Importing it needs Numba.
 
-Keys are stored [slots, key heads, W, length], so that the scores of one query are sums of whole rows; values
-[slots, key heads, length, W]. A token attends to the positions of its own slot up to its own: no mask, no padding.
+Keys are stored as [slots, key heads, W, length], so that the scores of a query are sums of whole rows; values as
+[slots, key heads, length, W]. A token attends to the positions of its slot up to its own: no mask, no padding.
+float32, one thread; NaN stays NaN.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from rti_exp.compiled_qwen3.compilation import compiled
+from rti_exp.compiled_qwen3.numba_compiler import compiled
 
 Array = np.ndarray
+Arrays = tuple[Array, Array]
 
 _F = np.float32
 _LOG2_E = _F(1.4426950408889634)
@@ -24,9 +28,9 @@ _UNROLLED = 8
 
 @compiled
 def exponentials(values: Array, powers: Array, count: int) -> None:
-    """exp of the first `count` of `values`, in place: 0 below -87, exp(88) above 88, NaN of NaN.
+    """exp of the first `count` of `values`, in place: 0 below -87, exp(88) above 88.
 
-    `powers`: int32 scratch of the same length.
+    `powers` is int32 scratch of the same length.
     """
     for j in range(count):
         x = values[j]
@@ -44,35 +48,35 @@ def exponentials(values: Array, powers: Array, count: int) -> None:
 
 
 @compiled
-def norm(states_ND: Array, weight_D: Array, epsilon: float, made_ND: Array) -> None:
-    """x / rms(x) * weight into `made_ND`."""
+def norm(states_ND: Array, weight_D: Array, epsilon: float, normed_ND: Array) -> None:
+    """x / rms(x) * weight."""
     width = _F(states_ND.shape[1])
     for n in range(len(states_ND)):
-        row, made = states_ND[n], made_ND[n]
+        row, normed = states_ND[n], normed_ND[n]
         squares = _F(0.0)
         for d in range(len(row)):
             squares += row[d] * row[d]
         scale = _F(1.0) / np.sqrt(squares / width + _F(epsilon))
         for d in range(len(row)):
-            made[d] = row[d] * scale * weight_D[d]
+            normed[d] = row[d] * scale * weight_D[d]
 
 
 @compiled
-def gate(gates_NF: Array, ups_NF: Array, made_NF: Array, powers: Array) -> None:
-    """silu(gate) * up into `made_NF`; `powers`: int32 scratch, one for each column."""
-    columns = made_NF.shape[1]
-    for n in range(len(made_NF)):
-        gates, ups, made = gates_NF[n], ups_NF[n], made_NF[n]
+def gate(gates_NF: Array, ups_NF: Array, gated_NF: Array, powers: Array) -> None:
+    """silu(gate) * up; `powers` is int32 scratch, one for each column."""
+    columns = gated_NF.shape[1]
+    for n in range(len(gated_NF)):
+        gates, ups, gated = gates_NF[n], ups_NF[n], gated_NF[n]
         for f in range(columns):
-            made[f] = -gates[f]
-        exponentials(made, powers, columns)
+            gated[f] = -gates[f]
+        exponentials(gated, powers, columns)
         for f in range(columns):
-            made[f] = gates[f] * ups[f] / (_F(1.0) + made[f])
+            gated[f] = gates[f] * ups[f] / (_F(1.0) + gated[f])
 
 
 @compiled
-def _turned(head_W: Array, weight_W: Array, cosine_P: Array, sine_P: Array, epsilon: float) -> None:
-    """A head normed and rotated, in place."""
+def _rotate(head_W: Array, weight_W: Array, cosine_P: Array, sine_P: Array, epsilon: float) -> None:
+    """Norms and rotates a head in place."""
     half = len(cosine_P)
     squares = _F(0.0)
     for d in range(len(head_W)):
@@ -106,11 +110,11 @@ def _scores(query_W: Array, keys_WL: Array, scaling: float, scores_L: Array, cou
 
 
 @compiled
-def _weighted(weights_L: Array, values_LW: Array, count: int, made_W: Array) -> None:
-    """Sum of the first `count` rows of `values_LW`, each times its weight."""
-    width = len(made_W)
+def _weighted_sum(weights_L: Array, values_LW: Array, count: int, sum_W: Array) -> None:
+    """The sum of the first `count` rows of `values_LW`, each times its weight."""
+    width = len(sum_W)
     for d in range(width):
-        made_W[d] = _F(0.0)
+        sum_W[d] = _F(0.0)
     whole = count - count % _UNROLLED
     for j in range(0, whole, _UNROLLED):
         a0, a1, a2, a3 = weights_L[j], weights_L[j + 1], weights_L[j + 2], weights_L[j + 3]
@@ -118,13 +122,13 @@ def _weighted(weights_L: Array, values_LW: Array, count: int, made_W: Array) -> 
         v0, v1, v2, v3 = values_LW[j], values_LW[j + 1], values_LW[j + 2], values_LW[j + 3]
         v4, v5, v6, v7 = values_LW[j + 4], values_LW[j + 5], values_LW[j + 6], values_LW[j + 7]
         for d in range(width):
-            made_W[d] += (
+            sum_W[d] += (
                 a0 * v0[d] + a1 * v1[d] + a2 * v2[d] + a3 * v3[d] + a4 * v4[d] + a5 * v5[d] + a6 * v6[d] + a7 * v7[d]
             )
     for j in range(whole, count):
         a, row = weights_L[j], values_LW[j]
         for d in range(width):
-            made_W[d] += a * row[d]
+            sum_W[d] += a * row[d]
 
 
 @compiled
@@ -132,34 +136,32 @@ def store(
     queries_NHW: Array,
     keys_NKW: Array,
     values_NKW: Array,
-    query_norm_W: Array,
-    key_norm_W: Array,
-    cosine_LP: Array,
-    sine_LP: Array,
+    norm_weights: Arrays,
+    angles: Arrays,
     epsilon: float,
-    slots_N: Array,
-    positions_N: Array,
-    keys: Array,
-    values: Array,
+    places: Arrays,
+    cache: Arrays,
 ) -> None:
-    """Norm and rotate each token's queries and keys in place, and put its keys and values where it stands.
+    """Norms and rotates each token's queries and keys in place, and stores its keys and values in the cache.
 
     Args:
         queries_NHW, keys_NKW, values_NKW: as projected; H is a multiple of K. Rows behind the N tokens are padding.
-        query_norm_W, key_norm_W: weights of the heads' norms.
-        cosine_LP, sine_LP: of each position's angles, P = W / 2.
+        norm_weights: of queries and keys, [W] each.
+        angles: cosine and sine for each position, [length, W / 2] each.
         epsilon: of the norms.
-        slots_N, positions_N: where each token stands.
-        keys, values: this layer's, [slots, K, W, length] and [slots, K, length, W].
+        places: slot and position of each token, [N] each.
+        cache: the layer's keys [slots, K, W, length] and values [slots, K, length, W].
     """
+    (query_norm_W, key_norm_W), (cosine_LP, sine_LP) = norm_weights, angles
+    (slots_N, positions_N), (keys, values) = places, cache
     for n in range(len(slots_N)):
         slot, position = slots_N[n], positions_N[n]
         cosine, sine = cosine_LP[position], sine_LP[position]
         for h in range(queries_NHW.shape[1]):
-            _turned(queries_NHW[n, h], query_norm_W, cosine, sine, epsilon)
+            _rotate(queries_NHW[n, h], query_norm_W, cosine, sine, epsilon)
         for k in range(keys_NKW.shape[1]):
             key, value = keys_NKW[n, k], values_NKW[n, k]
-            _turned(key, key_norm_W, cosine, sine, epsilon)
+            _rotate(key, key_norm_W, cosine, sine, epsilon)
             for d in range(len(key)):
                 keys[slot, k, d, position] = key[d]
                 values[slot, k, position, d] = value[d]
@@ -167,16 +169,7 @@ def store(
 
 @compiled
 def attend(
-    queries_NHW: Array,
-    rows_M: Array,
-    scaling: float,
-    slots_N: Array,
-    positions_N: Array,
-    keys: Array,
-    values: Array,
-    scores: Array,
-    powers: Array,
-    made_MHW: Array,
+    queries_NHW: Array, rows_M: Array, scaling: float, places: Arrays, cache: Arrays, scratch: Arrays, outputs: Array
 ) -> None:
     """softmax(q k^T * scaling) v of the tokens `rows_M`, over their slots up to their own positions.
 
@@ -184,17 +177,18 @@ def attend(
         queries_NHW: as `store` left them.
         rows_M: which of the N tokens.
         scaling: of the scores.
-        slots_N, positions_N, keys, values: as of `store`, with all that these tokens see stored.
-        scores, powers: float32 and int32 scratch for the most positions.
-        made_MHW: what the query heads found.
+        places, cache: as of `store`, which must have stored every position that these tokens attend to.
+        scratch: float32 and int32, one for each position.
+        outputs: [M, H, W].
     """
-    heads = made_MHW.shape[1]
+    (slots_N, positions_N), (keys, values), (scores, powers) = places, cache, scratch
+    heads = outputs.shape[1]
     group = heads // keys.shape[1]
     for m in range(len(rows_M)):
         n = rows_M[m]
         slot, count = slots_N[n], positions_N[n] + 1
         for h in range(heads):
-            made_W = made_MHW[m, h]
+            output_W = outputs[m, h]
             _scores(queries_NHW[n, h], keys[slot, h // group], scaling, scores, count)
             largest = scores[0]
             for j in range(count):
@@ -205,84 +199,88 @@ def attend(
             total = _F(0.0)
             for j in range(count):
                 total += scores[j]
-            _weighted(scores, values[slot, h // group], count, made_W)
-            for d in range(len(made_W)):
-                made_W[d] /= total
+            _weighted_sum(scores, values[slot, h // group], count, output_W)
+            for d in range(len(output_W)):
+                output_W[d] /= total
 
 
 @compiled
 def copy(keys: Array, values: Array, sources: Array, targets: Array, length: int) -> None:
-    """The first `length` positions of each source slot into the target slot beside it; no target is a source."""
+    """Copies the first `length` positions of each source slot to its target slot; no target is a source."""
     for pair in range(len(sources)):
         source, target = sources[pair], targets[pair]
         for k in range(keys.shape[1]):
             for d in range(keys.shape[2]):
-                one, other = keys[source, k, d], keys[target, k, d]
+                from_row, to_row = keys[source, k, d], keys[target, k, d]
                 for j in range(length):
-                    other[j] = one[j]
+                    to_row[j] = from_row[j]
             for j in range(length):
-                one, other = values[source, k, j], values[target, k, j]
+                from_row, to_row = values[source, k, j], values[target, k, j]
                 for d in range(values.shape[3]):
-                    other[d] = one[d]
+                    to_row[d] = from_row[d]
 
 
 @compiled
-def _drawn(probabilities_V: Array, target: float, size: int) -> int:
-    """The first token at which the sum passes `target`; the last that may be drawn if rounding keeps it from that."""
-    passed, last = 0.0, size - 1
+def _sampled(probabilities_V: Array, target: float, size: int) -> int:
+    """The first token at which the sum passes `target`; the last possible token if rounding prevents that."""
+    total, last = 0.0, size - 1
     for v in range(size):
         if probabilities_V[v] > 0:
             last = v
-        passed += probabilities_V[v]
-        if passed > target:
+        total += probabilities_V[v]
+        if total > target:
             return v
     return last
 
 
+class Rows(NamedTuple):
+    """The rows that still decode; a member is one of the M rows that began."""
+
+    members_B: Array
+    tokens_B: Array
+    positions_B: Array
+    running_B: Array
+
+
+class Sampling(NamedTuple):
+    """How each member draws: numbers in [0, 1), temperature (0: greedy), most tokens, tokens that end it."""
+
+    uniforms_M: Array
+    temperatures_M: Array
+    limits_M: Array
+    stops_MV: Array
+
+
+class Outputs(NamedTuple):
+    """A step's token and its log-prob at temperature 1, and each member's count of tokens."""
+
+    ids_M: Array
+    log_probs_M: Array
+    counts_M: Array
+
+
 @compiled
 def advance(
-    logits_BV: Array,
-    uniforms_M: Array,
-    temperatures_M: Array,
-    members_B: Array,
-    stops_KV: Array,
-    stop_sets_M: Array,
-    limits_M: Array,
-    step: int,
-    tokens_B: Array,
-    positions_B: Array,
-    running_B: Array,
-    counts_M: Array,
-    ids_M: Array,
-    log_probs_M: Array,
-    scratch_V: Array,
-    powers_V: Array,
+    logits_BV: Array, step: int, rows: Rows, sampling: Sampling, outputs: Outputs, scratch: tuple[Array, Array]
 ) -> int:
-    """Draw each row's next token and note it; how many rows still run.
+    """Draws the next token of each row, and updates `rows` and `outputs`; the number of rows that continue.
 
-    As `rti_exp.engines.sampling.Sampler` draws, and what `DecodeBatch` keeps of it. Rows are numbered by member, of M
-    that began.
+    Draws as `rti_exp.engines.sampling.Sampler`.
 
     Args:
-        logits_BV: of the rows that are left.
-        uniforms_M: a number in [0, 1) for each member.
-        temperatures_M: 0 takes the likeliest token.
-        members_B: whose rows these are.
-        stops_KV: sets of tokens that end a row.
-        stop_sets_M, limits_M: each member's set, and most tokens.
+        logits_BV: of the rows, all of which are running.
         step: tokens that each row had before.
-        tokens_B, positions_B, running_B, counts_M: brought up to date; all ran until now.
-        ids_M, log_probs_M: this step's token of each member, and its log-prob at temperature 1.
-        scratch_V, powers_V: float32 and int32.
+        rows, sampling, outputs: see there.
+        scratch: float32 and int32, one for each vocabulary entry.
     """
-    left, size = 0, logits_BV.shape[1]
+    (scratch_V, powers_V), left, size = scratch, 0, logits_BV.shape[1]
     for b in range(len(logits_BV)):
-        row, member = logits_BV[b], members_B[b]
+        row, member = logits_BV[b], rows.members_B[b]
         best = 0
         for v in range(size):
             if row[v] > row[best]:
                 best = v
-        largest, temperature = row[best], temperatures_M[member]
+        largest, temperature = row[best], sampling.temperatures_M[member]
         for v in range(size):
             scratch_V[v] = row[v] - largest
         exponentials(scratch_V, powers_V, size)
@@ -299,12 +297,12 @@ def advance(
                 total = 0.0
                 for v in range(size):
                     total += scratch_V[v]
-            chosen = _drawn(scratch_V, uniforms_M[member] * total, size)
-        ids_M[member] = chosen
-        log_probs_M[member] = _F(row[chosen] - largest - log_total)
-        tokens_B[b] = chosen
-        positions_B[b] += 1
-        counts_M[member] += 1
-        running_B[b] = not stops_KV[stop_sets_M[member], chosen] and limits_M[member] > step + 1
-        left += running_B[b]
+            chosen = _sampled(scratch_V, sampling.uniforms_M[member] * total, size)
+        outputs.ids_M[member] = chosen
+        outputs.log_probs_M[member] = _F(row[chosen] - largest - log_total)
+        outputs.counts_M[member] += 1
+        rows.tokens_B[b] = chosen
+        rows.positions_B[b] += 1
+        rows.running_B[b] = not sampling.stops_MV[member, chosen] and sampling.limits_M[member] > step + 1
+        left += rows.running_B[b]
     return left

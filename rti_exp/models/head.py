@@ -1,26 +1,24 @@
-"""Log-probs of chosen tokens: from their logits, or under a head without the logits of all positions at once.
+"""Log-probs of chosen tokens, from their logits, or by a head without the logits of all positions at once.
 
-With N trained positions and a vocabulary of V, logits and their gradient are 2 N V floats; in chunks of positions they
-are made once forward and once more backward.
+With N trained positions and a vocabulary of V, logits and their gradient are 2 N V floats. In chunks of positions the
+logits are computed twice, forward and backward, and never stored.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rti_exp.compiled_qwen3.fused import compiles, kernels
-
 CHUNKED_FROM = 16384
-"""Vocabularies of fewer entries take the plain way: there is nothing to gain."""
+"""Smaller vocabularies are not chunked."""
 CHUNK_VALUES = 2**24
-"""Logits of one chunk; memory only, never more than rounding of the result."""
+"""Logits of one chunk. It changes memory, and the result by rounding only."""
 
 
-def can_be_chunked(head: nn.Module | None) -> bool:
+def can_be_chunked(head: nn.Module | None) -> TypeGuard[nn.Linear]:
     """Whether `head` is a plain linear layer with a large vocabulary, its weights whole in this process."""
     return type(head) is nn.Linear and head.out_features >= CHUNKED_FROM and type(head.weight.data) is Tensor
 
@@ -106,48 +104,11 @@ def _chunks(hidden_ND: Tensor, targets_N: Tensor, vocabulary: int) -> list[tuple
 
 
 def chosen_log_probs(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-prob of each target, with gradient, and the distribution's entropy, without; [N] each, in nats.
-
-    Keeps one [N, V] tensor for the backward pass.
-    """
-    return _ChosenLogProbs.apply(logits_NV, targets_N)  # pyright: ignore[reportReturnType]
-
-
-class _ChosenLogProbs(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-        if compiles(logits_NV):
-            return _ChosenLogProbs._compiled(ctx, logits_NV, targets_N)
-        log_probs_NV = logits_NV.log_softmax(dim=1)
-        chosen_N = log_probs_NV.gather(1, targets_N[:, None])[:, 0]
+    """Log-prob of each target, with gradient, and the distribution's entropy, without; [N] each, in nats."""
+    log_probs_NV = logits_NV.log_softmax(dim=1)
+    with torch.no_grad():
         probabilities_NV = log_probs_NV.exp()
         # A probability of 0 contributes 0, not 0 * -inf.
-        products_NV = log_probs_NV.clamp_(min=torch.finfo(log_probs_NV.dtype).min).mul_(probabilities_NV)
-        entropy_N = products_NV.sum(dim=1).neg_()
-        ctx.save_for_backward(probabilities_NV, targets_N)
-        ctx.mark_non_differentiable(entropy_N)
-        return chosen_N, entropy_N
-
-    @staticmethod
-    def _compiled(ctx: Any, logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-        targets_N, vocabulary = targets_N.contiguous(), logits_NV.shape[1]
-        if len(targets_N) and not 0 <= int(targets_N.min()) <= int(targets_N.max()) < vocabulary:
-            raise IndexError(f"a token beyond the vocabulary of {vocabulary}")  # compiled steps do not look
-        made = (*(logits_NV.new_empty(len(logits_NV)) for _ in range(2)), torch.empty_like(logits_NV))
-        kernels().choose(logits_NV.detach().numpy(), targets_N.numpy(), *(one.numpy() for one in made))
-        ctx.save_for_backward(made[2], targets_N)
-        ctx.mark_non_differentiable(made[1])
-        return made[0], made[1]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        probabilities_NV, targets_N = ctx.saved_tensors
-        if compiles(probabilities_NV):
-            numbers = (one.numpy() for one in (probabilities_NV, targets_N, gradients[0].contiguous()))
-            made_NV = torch.empty_like(probabilities_NV)
-            kernels().choose_backward(*numbers, made_NV.numpy())
-            return made_NV, None
-        gradient_N1 = gradients[0][:, None]
-        # d log p(target) / d logits = onehot(target) - softmax
-        made_NV = probabilities_NV * -gradient_N1
-        return made_NV.scatter_add_(1, targets_N[:, None], gradient_N1), None
+        probabilities_NV *= log_probs_NV.clamp(min=torch.finfo(log_probs_NV.dtype).min)
+        entropy_N = -probabilities_NV.sum(dim=1)
+    return log_probs_NV.gather(1, targets_N[:, None])[:, 0], entropy_N

@@ -9,7 +9,6 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 
-from rti_exp.engines.casting import casts_left
 from rti_exp.runs.disk import Job
 from rti_exp.training.checkpoints import Checkpointer, latest_valid_checkpoint
 from rti_exp.training.hooks import RunDirectory, learner
@@ -95,7 +94,7 @@ class IterationCheckpoint(Callback):
             if exception is disk.error:
                 return
         # Sharded weights are gathered by all ranks together, and the others may be elsewhere.
-        whole = not (module.updating or module.policy.sharded or casts_left(module.model))
+        whole = not (module.updating or module.policy.sharded)
         if whole and module.iteration == self._recorded:
             self._save(module)
         if disk is not None:

@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +16,8 @@ from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GraniteConfig, GraniteForCausalLM, PreTrainedModel
 
-from rti_exp.compiled_qwen3.decoder import FlatForward
 from rti_exp.engines.base import GenerateRequest, RequestsTooLong, Sampling, ScoreRequest
+from rti_exp.engines.compiled_forward import CompiledForward
 from rti_exp.engines.fitting import TooLong, generate_fitting, score_fitting
 from rti_exp.engines.local import LocalEngine
 from rti_exp.types import Completion
@@ -273,7 +272,7 @@ def test_the_same_calls_give_the_same_bits_in_a_used_engine_and_in_another_proce
     expected = fingerprint(LocalEngine(model, compiled=compiled))
     used = LocalEngine(model, compiled=compiled)
     used.generate(requests_for(random.Random(0), [ids(random.Random(i), 90, 120) for i in range(200)], most=60))
-    compiled = compiled and isinstance(used._forward, FlatForward)
+    compiled = compiled and isinstance(used._forward, CompiledForward)
     # In small steps where all memory is filled; else many slots, which take memory once they are written to.
     assert (used._pool.cache.slot_count, used._pool.cache.length) == ((1024 if compiled else 224), 192)
     used.sync(1)
@@ -422,9 +421,9 @@ class _Casts(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_under_autocast_weights_are_cast_once_a_call_and_anew_after_they_changed(monkeypatch) -> None:
+def test_under_autocast_weights_are_cast_once_a_call_and_again_after_they_changed() -> None:
+    """The model can be trained afterwards, with casts that autograd knows."""
     model = tiny_model(sharpen=5.0)
-    kept = dict(model.named_parameters())
     engine = LocalEngine(model)
     request = GenerateRequest(prompt_ids=tuple(range(3, 33)), sampling=Sampling(max_tokens=12), seed=0)
     with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
@@ -435,11 +434,12 @@ def test_under_autocast_weights_are_cast_once_a_call_and_anew_after_they_changed
         engine.sync(1)
         with _Casts(model) as casts:
             second = engine.generate([request])
-    assert all(parameter is kept[name] for name, parameter in model.named_parameters())
-    assert all(parameter.dtype is torch.float32 for parameter in model.parameters())
+        ids = torch.tensor([[*request.prompt_ids, *second[0].token_ids]])
+        log_probs_TV = model(input_ids=ids).logits[0].log_softmax(dim=1)
+        log_probs_TV.sum().backward()
     assert len(second[0].token_ids) == 12
-    monkeypatch.setattr("rti_exp.engines.local.linear_weights_cast", lambda *_: nullcontext())
-    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
-        assert LocalEngine(model).generate([request]) == [replace(second[0], policy_version=0)]
+    expected = log_probs_TV[range(29, 41), second[0].token_ids].tolist()
+    assert second[0].log_probs == pytest.approx(expected, abs=0.1)
     assert second[0].log_probs != first[0].log_probs
     assert 0 < casts.count <= sum(parameter.dim() == 2 for parameter in model.parameters())
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rti_exp.compiled_qwen3.compilation import can_compile
+from rti_exp.compiled_qwen3.numba_compiler import is_available as can_compile
 from rti_exp.config.check import check
 from rti_exp.config.compose import composed
 from rti_exp.sweep import job

@@ -10,7 +10,6 @@ import torch
 from pytorch_lightning import Callback
 
 from rti_exp.config.settings import AlgorithmSettings, EvaluationSettings, RunSettings
-from rti_exp.engines.casting import CastWeight
 from rti_exp.runs import Run
 from rti_exp.training.callbacks import (
     EvaluationCallback,
@@ -286,27 +285,6 @@ def test_no_checkpoint_is_saved_amid_an_update(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         session(tmp_path, module, every=5)
     assert files(tmp_path / "checkpoints") == []
-
-
-class BreakOff(Callback):
-    """Ends the third iteration at its start, with a layer's weight as a signal may leave it, or not."""
-
-    def __init__(self, *, torn: bool) -> None:
-        self.torn = torn
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if pl_module.iteration == 2:
-            if self.torn:
-                layer = pl_module.model.model.layers[0].mlp.up_proj
-                layer._parameters["weight"] = CastWeight(layer.weight.detach().bfloat16(), requires_grad=False)
-            raise Stopped
-
-
-@pytest.mark.parametrize("torn", [False, True])
-def test_no_checkpoint_is_saved_of_weights_that_an_engine_has_not_put_back(tmp_path: Path, torn: bool) -> None:
-    with pytest.raises(Stopped):
-        session(tmp_path, sampled(run=SIX), stop=BreakOff(torn=torn), every=5)
-    assert files(tmp_path / "checkpoints") == ([] if torn else ["iteration-000002.pt"])
 
 
 def test_checkpoint_without_data_module_is_refused(tmp_path: Path) -> None:

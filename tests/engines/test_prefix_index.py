@@ -1,6 +1,6 @@
 import random
 
-from rti_exp.engines.prefixes import BLOCK, PrefixIndex, common_length
+from rti_exp.engines.prefix_index import BLOCK, PrefixIndex, common_length
 
 
 def filled(*contents: tuple[int, ...]) -> PrefixIndex:
@@ -50,14 +50,6 @@ def test_least_used_takes_empty_rows_first_then_the_oldest():
     index.touch(index.rows[0])
     assert [row.slot for row in index.least_used(3, keep=set())] == [3, 1, 2]
     assert [row.slot for row in index.least_used(3, keep={index.rows[1]})] == [3, 2, 0]
-
-
-def test_swap_moves_rows_between_slots():
-    index = filled(tuple(range(10)))
-    first, second = index.rows[0], index.rows[1]
-    index.swap(first, second)
-    assert index.rows == [second, first]
-    assert (first.slot, second.slot) == (1, 0)
 
 
 def test_against_brute_force():

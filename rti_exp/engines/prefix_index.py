@@ -1,4 +1,4 @@
-"""Which slot holds the keys and values of which ids, and finding the longest stored prefix of a prompt."""
+"""Which slot holds the keys and values of which ids, and the longest stored prefix of a prompt."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 BLOCK = 8
-"""Prefixes are looked up at multiples of this many tokens; the exact common length is found from there."""
+"""Prefixes are looked up at multiples of this many tokens; from there ids are compared one by one."""
 _CANDIDATES = 32
+"""The most rows with the same blocks that are compared."""
 
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """A slot and the ids whose keys and values it holds, in order. `chain[i]` hashes the first (i + 1) blocks."""
+    """A slot and the ids whose keys and values it holds. `chain[i]` hashes the first (i + 1) blocks."""
 
     slot: int
     ids: tuple[int, ...] = ()
@@ -21,25 +22,25 @@ class Row:
 
 
 def _chain(ids: tuple[int, ...]) -> list[int]:
-    """A hash for each whole block, of the ids up to its end. Tuples of ints hash alike in every process."""
+    """For each whole block the hash of all ids up to its end. Tuples of ints have the same hash in every process."""
     chain: list[int] = []
     for start in range(0, len(ids) - BLOCK + 1, BLOCK):
         chain.append(hash((chain[-1] if chain else 0, ids[start : start + BLOCK])))
     return chain
 
 
-def common_length(first: tuple[int, ...], second: tuple[int, ...], known: int = 0) -> int:
-    """How many leading ids are equal; the first `known` are taken to be."""
-    length = known
-    for one, other in zip(first[known:], second[known:], strict=False):
-        if one != other:
+def common_length(first: tuple[int, ...], second: tuple[int, ...], start: int = 0) -> int:
+    """The number of leading ids that are equal; those before `start` must be."""
+    length = start
+    for left, right in zip(first[start:], second[start:], strict=False):
+        if left != right:
             break
         length += 1
     return length
 
 
 class PrefixIndex:
-    """The rows of a pool of slots, found by what they hold. Cost of a look-up: linear in the prompt."""
+    """The rows of a pool of slots, looked up by content. A look-up is linear in the prompt's length."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -50,7 +51,7 @@ class PrefixIndex:
         self.rows += [Row(slot) for slot in range(len(self.rows), slot_count)]
 
     def longest(self, prompt: tuple[int, ...]) -> tuple[Row, int] | None:
-        """A row with (up to a block) the longest prefix in common, and how long it is; None if under one block.
+        """A row with the longest common prefix, up to a block, and its length; None if it is under one block.
 
         Prefers a row that the prompt extends as a whole.
         """
@@ -64,12 +65,12 @@ class PrefixIndex:
         return None
 
     @staticmethod
-    def _best(prompt: tuple[int, ...], known: int, holders: dict[Row, None]) -> tuple[Row, int] | None:
+    def _best(prompt: tuple[int, ...], start: int, holders: dict[Row, None]) -> tuple[Row, int] | None:
         best: tuple[Row, int] | None = None
         for row in islice(reversed(holders), _CANDIDATES):
-            if row.ids[:known] != prompt[:known]:  # two hashes fell together
+            if row.ids[:start] != prompt[:start]:  # a hash collision
                 continue
-            common = common_length(row.ids, prompt, known)
+            common = common_length(row.ids, prompt, start)
             if common == len(row.ids):
                 return row, common
             if best is None or common > best[1]:
@@ -81,7 +82,7 @@ class PrefixIndex:
         row.used = self._clock
 
     def store(self, row: Row, ids: tuple[int, ...]) -> None:
-        """`row` now holds `ids`."""
+        """Records that `row` now holds `ids`."""
         chain = _chain(ids)
         kept = common_length(tuple(row.chain), tuple(chain))
         for link in row.chain[kept:]:
@@ -95,11 +96,6 @@ class PrefixIndex:
         self.touch(row)
 
     def least_used(self, count: int, keep: set[Row]) -> list[Row]:
-        """`count` rows to overwrite, none out of `keep`: the empty ones first, then the longest unused."""
+        """`count` rows to overwrite, none of them in `keep`: empty rows first, then the least recently used."""
         free = sorted((row for row in self.rows if row not in keep), key=lambda row: (row.used, row.slot))
         return free[:count]
-
-    def swap(self, first: Row, second: Row) -> None:
-        """The contents of two slots were exchanged."""
-        self.rows[first.slot], self.rows[second.slot] = second, first
-        first.slot, second.slot = second.slot, first.slot

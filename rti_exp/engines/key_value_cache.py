@@ -1,14 +1,14 @@
-"""Keys and values in slots: a transformers cache whose rows have lengths of their own.
+"""Keys and values in slots: a transformers cache whose rows have different lengths.
 
-A row of the cache is a slot of `length` positions. The forward pass writes where it is told, row by row, and sees
-the first positions of the slots it works on; a prepared 4-D mask hides what lies beyond a row's own length. So
-rows are continued, copied and cut without padding or moving the others.
+A row of the cache is a slot of `length` positions. A forward pass writes to given places and reads the first positions
+of the slots that it works on; a prepared 4-D mask hides what lies behind a row's own length. Rows can therefore be
+continued, copied and cut without padding, and without moving other rows.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,30 +18,22 @@ _SLOT_STEP = 32
 _LENGTH_STEP = 64
 
 
-def rounded(size: int, step: int) -> int:
-    """Up to a multiple of `step`."""
-    return -(-size // step) * step
-
-
-class Slots(ABC):
-    """Rows of keys and values, whatever their layout."""
-
-    in_front: bool
-    """Whether rows that are computed together have to stand in the first slots."""
+class KeyValueCache(Protocol):
+    """Slots of keys and values, in any layout."""
 
     slot_count: int
     length: int
 
-    @abstractmethod
     def make_room(self, slots: int, length: int, *, most_slots: int) -> None:
-        """At least so many slots and positions, and more, so that it grows a few times only; what is stored stays.
+        """Grows to at least this many slots and positions; stored values stay.
 
-        There will never be use for over `most_slots`.
+        It may grow further, to grow rarely; more than `most_slots` will never be needed.
         """
+        ...
 
-    @abstractmethod
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """The first `length` positions of each source slot into the target slot beside it; no target is a source."""
+        """Copies the first `length` positions of each source slot to its target slot; no target is a source."""
+        ...
 
 
 class SlotLayer(CacheLayerMixin):
@@ -59,7 +51,7 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def _allocate(self, states_BHTD: Tensor) -> Tensor:
-        # Zeros, not empty: what the mask hides is still multiplied by 0, and 0 * NaN is NaN.
+        # Zeros, not empty memory: hidden positions are multiplied by 0, and 0 * NaN is NaN.
         _, heads, _, width = states_BHTD.shape
         return states_BHTD.new_zeros((self._cache.slot_count, self._cache.length, heads, width))
 
@@ -76,14 +68,13 @@ class SlotLayer(CacheLayerMixin):
         cache, per_token = self._cache, stored.shape[2:]
         new_NHD = new_BHTD.transpose(1, 2).reshape(-1, *per_token)
         stored.view(-1, *per_token).index_copy_(0, cache.places, new_NHD)
-        seen = stored[: len(new_BHTD)] if cache.slots is None else stored[cache.slots, : cache.visible]
-        return seen[:, : cache.visible].transpose(1, 2)
+        return stored[cache.slots, : cache.visible].transpose(1, 2)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return () if self.keys is None or self.values is None else (self.keys, self.values)
 
     def grow(self) -> None:
-        """Take the cache's new size; what is stored stays."""
+        """Takes the cache's new size; stored values stay."""
         if self.keys is not None and self.values is not None:
             self.keys, self.values = self._grown(self.keys), self._grown(self.values)
 
@@ -102,30 +93,27 @@ class SlotLayer(CacheLayerMixin):
         return self._cache.length
 
 
-class SlotCache(Slots, Cache):
-    """The layers, and where the next forward pass writes (`places`) and what it sees (`slots`, `visible`).
+class SlotCache(Cache):
+    """The layers, where the next forward pass writes (`places`), and what it reads (`slots`, `visible`).
 
     Memory: slots * length * 2 * layers * key/value heads * head width values.
     """
-
-    in_front = True
 
     def __init__(self, layers: int) -> None:
         self._slot_layers = [SlotLayer(self) for _ in range(layers)]
         super().__init__(layers=list(self._slot_layers))
         self.slot_count = 0
         self.length = 0
-        self.places = torch.empty(0, dtype=torch.long)
-        self.slots: Tensor | None = None
+        self.places = self.slots = torch.empty(0, dtype=torch.long)
         self.visible = 0
 
     def make_room(self, slots: int, length: int, *, most_slots: int) -> None:
         if slots > self.slot_count:
             slots = max(slots, min(2 * self.slot_count, most_slots))
-        self.reserve(rounded(slots, _SLOT_STEP), rounded(length, _LENGTH_STEP))
+        self.reserve(_rounded(slots, _SLOT_STEP), _rounded(length, _LENGTH_STEP))
 
     def reserve(self, slot_count: int, length: int) -> None:
-        """At least so many slots and positions; what is stored stays."""
+        """Grows to at least this many slots and positions; stored values stay."""
         if slot_count <= self.slot_count and length <= self.length:
             return
         self.slot_count = max(slot_count, self.slot_count)
@@ -139,19 +127,14 @@ class SlotCache(Slots, Cache):
             return
         from_slots, to_slots = (torch.tensor(slots, device=stores[0].device) for slots in (sources, targets))
         for stored in stores:
-            shown = stored[:, :length]
-            shown.index_copy_(0, to_slots, shown.index_select(0, from_slots))
+            beginning = stored[:, :length]
+            beginning.index_copy_(0, to_slots, beginning.index_select(0, from_slots))
 
-    def swap(self, first: Sequence[int], second: Sequence[int], length: int) -> None:
-        """Exchange the first `length` positions of slots, pair by pair; no slot may come twice."""
-        self.copy([*second, *first], [*first, *second], length)
+    def point(self, slots_B: Tensor, positions_BT: Tensor, visible: int) -> None:
+        """Sets where the next forward pass of [B, T] tokens writes, and how many positions of each slot it reads."""
+        self.places = (slots_B[:, None] * self.length + positions_BT).flatten()
+        self.slots, self.visible = slots_B, visible
 
-    def point(self, places_N: Tensor, visible: int, slots_B: Tensor | None = None) -> None:
-        """Aim the next forward of [B, T] tokens.
 
-        Args:
-            places_N: B * T places, slot * length + position, row after row.
-            visible: how many positions of each slot are shown, [B, heads, visible, width].
-            slots_B: the slot of each row; None for the first B slots, which are then shown without a copy.
-        """
-        self.places, self.visible, self.slots = places_N, visible, slots_B
+def _rounded(size: int, step: int) -> int:
+    return -(-size // step) * step

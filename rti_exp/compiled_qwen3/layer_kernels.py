@@ -1,6 +1,6 @@
-"""What a layer does between its matmuls, forward and backward, a pass over memory each: import it only with Numba.
+"""The update's steps between matmuls, forward and backward, each one pass over memory. Importing it needs Numba.
 
-float32, one thread. NaN stays NaN.
+float32, one thread; NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -8,28 +8,28 @@ from __future__ import annotations
 import numpy as np
 from numpy import float32, int32
 
-from rti_exp.compiled_qwen3.compilation import compiled
+from rti_exp.compiled_qwen3.numba_compiler import compiled
 
 Array = np.ndarray
 
 
 @compiled
-def norm(states_ND: Array, epsilon: float, made_ND: Array, scales_N: Array) -> None:
+def norm(states_ND: Array, epsilon: float, normed_ND: Array, scales_N: Array) -> None:
     """x / rms(x), and 1 / rms(x)."""
     for n in range(len(states_ND)):
-        states, made = states_ND[n], made_ND[n]
+        states, normed = states_ND[n], normed_ND[n]
         total = float32(0)
         for d in range(len(states)):
             total += states[d] * states[d]
         scale = float32(1 / np.sqrt(total / len(states) + epsilon))
         for d in range(len(states)):
-            made[d] = states[d] * scale
+            normed[d] = states[d] * scale
         scales_N[n] = scale
 
 
 @compiled
 def norm_backward(normed_ND: Array, scales_N: Array, gradient_ND: Array) -> None:
-    """In place the gradient of x from that of n = x / rms(x): (g - n mean(n g)) / rms(x)."""
+    """Turns the gradient of n = x / rms(x) into that of x, in place: (g - n mean(n g)) / rms(x)."""
     for n in range(len(normed_ND)):
         normed, gradient, scale = normed_ND[n], gradient_ND[n], scales_N[n]
         along = float32(0)
@@ -41,61 +41,61 @@ def norm_backward(normed_ND: Array, scales_N: Array, gradient_ND: Array) -> None
 
 
 @compiled
-def gate(gate_and_up_NF: Array, made_NG: Array) -> None:
+def gate(gate_and_up_NF: Array, gated_NG: Array) -> None:
     """silu(first half of the columns) * second half; G = F / 2."""
-    half = made_NG.shape[1]
+    half = gated_NG.shape[1]
     bits = np.empty(half, int32)
-    for n in range(len(made_NG)):
-        both, made = gate_and_up_NF[n], made_NG[n]
+    for n in range(len(gated_NG)):
+        both, gated = gate_and_up_NF[n], gated_NG[n]
         states, up = both[:half], both[half:]
         for f in range(half):
-            made[f] = -states[f]
-        exponentials(made, bits, bits.view(float32))
+            gated[f] = -states[f]
+        exponentials(gated, bits, bits.view(float32))
         for f in range(half):
-            made[f] = states[f] / (float32(1) + made[f]) * up[f]
+            gated[f] = states[f] / (float32(1) + gated[f]) * up[f]
 
 
 @compiled
-def gate_backward(gate_and_up_NF: Array, gradient_NG: Array, made_NF: Array) -> None:
-    """The gradient of `gate_and_up_NF`: of silu it is s + x s (1 - s), s the sigmoid."""
+def gate_backward(gate_and_up_NF: Array, gradient_NG: Array, gradient_NF: Array) -> None:
+    """The gradient of `gate_and_up_NF`; silu's slope is s + x s (1 - s), with s the sigmoid."""
     half = gradient_NG.shape[1]
     bits, shares = np.empty(half, int32), np.empty(half, float32)
     for n in range(len(gradient_NG)):
-        both, gradient, made = gate_and_up_NF[n], gradient_NG[n], made_NF[n]
-        states, up, made_gate, made_up = both[:half], both[half:], made[:half], made[half:]
+        both, gradient, inputs = gate_and_up_NF[n], gradient_NG[n], gradient_NF[n]
+        states, up, gate_gradient, up_gradient = both[:half], both[half:], inputs[:half], inputs[half:]
         for f in range(half):
             shares[f] = -states[f]
         exponentials(shares, bits, bits.view(float32))
         for f in range(half):
             shares[f] = float32(1) / (float32(1) + shares[f])
         for f in range(half):
-            made_up[f] = gradient[f] * states[f] * shares[f]
+            up_gradient[f] = gradient[f] * states[f] * shares[f]
         for f in range(half):
             slope = shares[f] + states[f] * shares[f] * (float32(1) - shares[f])
-            made_gate[f] = gradient[f] * up[f] * slope
+            gate_gradient[f] = gradient[f] * up[f] * slope
 
 
 @compiled
-def turn(heads_NAW: Array, weight_MW: Array, cos_NP: Array, sin_NP: Array, epsilon: float, made_NAW: Array) -> None:
-    """The first M heads normed, times their weights, and rotated; the others as they are."""
+def rotate(heads_NAW: Array, weight_MW: Array, cos_NP: Array, sin_NP: Array, epsilon: float, outputs: Array) -> None:
+    """The first M heads normed, times their weights, and rotated; the others copied. `outputs` is [N, A, W]."""
     count, half = len(weight_MW), cos_NP.shape[1]
     for n in range(len(heads_NAW)):
         cos, sin = cos_NP[n], sin_NP[n]
         for a in range(count):
-            head, weight, made = heads_NAW[n, a], weight_MW[a], made_NAW[n, a]
+            head, weight, output = heads_NAW[n, a], weight_MW[a], outputs[n, a]
             total = float32(0)
             for w in range(2 * half):
                 total += head[w] * head[w]
             scale = float32(1 / np.sqrt(total / len(head) + epsilon))
             for p in range(half):
-                one, other = head[p] * weight[p] * scale, head[half + p] * weight[half + p] * scale
-                made[p] = one * cos[p] - other * sin[p]
-                made[half + p] = other * cos[p] + one * sin[p]
-        made_NAW[n, count:] = heads_NAW[n, count:]
+                first, second = head[p] * weight[p] * scale, head[half + p] * weight[half + p] * scale
+                output[p] = first * cos[p] - second * sin[p]
+                output[half + p] = second * cos[p] + first * sin[p]
+        outputs[n, count:] = heads_NAW[n, count:]
 
 
 @compiled
-def turn_backward(
+def rotate_backward(
     heads_NAW: Array,
     weight_MW: Array,
     cos_NP: Array,
@@ -104,25 +104,25 @@ def turn_backward(
     gradient_NAW: Array,
     weight_gradient_MW: Array,
 ) -> None:
-    """In place the gradient of the heads; that of the weights is added."""
+    """Turns the gradient of the outputs into that of the heads, in place, and adds that of the weights."""
     count, half = len(weight_MW), cos_NP.shape[1]
     for n in range(len(heads_NAW)):
         cos, sin = cos_NP[n], sin_NP[n]
         for a in range(count):
-            head, weight, gradient, made = heads_NAW[n, a], weight_MW[a], gradient_NAW[n, a], weight_gradient_MW[a]
+            head, weight, gradient, sums = heads_NAW[n, a], weight_MW[a], gradient_NAW[n, a], weight_gradient_MW[a]
             total = float32(0)
             for w in range(2 * half):
                 total += head[w] * head[w]
             scale = float32(1 / np.sqrt(total / len(head) + epsilon))
             along = float32(0)
             for p in range(half):
-                one = gradient[p] * cos[p] + gradient[half + p] * sin[p]
-                other = gradient[half + p] * cos[p] - gradient[p] * sin[p]
-                made[p] += one * head[p] * scale
-                made[half + p] += other * head[half + p] * scale
-                one, other = one * weight[p], other * weight[half + p]
-                along += one * head[p] + other * head[half + p]
-                gradient[p], gradient[half + p] = one, other
+                first = gradient[p] * cos[p] + gradient[half + p] * sin[p]
+                second = gradient[half + p] * cos[p] - gradient[p] * sin[p]
+                sums[p] += first * head[p] * scale
+                sums[half + p] += second * head[half + p] * scale
+                first, second = first * weight[p], second * weight[half + p]
+                along += first * head[p] + second * head[half + p]
+                gradient[p], gradient[half + p] = first, second
             along = float32(along * scale * scale / len(head))
             for w in range(2 * half):
                 gradient[w] = (gradient[w] - head[w] * along) * scale
@@ -157,18 +157,18 @@ def choose(logits_NV: Array, targets_N: Array, log_probs_N: Array, entropies_N: 
 
 
 @compiled
-def choose_backward(probabilities_NV: Array, targets_N: Array, gradient_N: Array, made_NV: Array) -> None:
+def choose_backward(probabilities_NV: Array, targets_N: Array, gradient_N: Array, logits_gradient_NV: Array) -> None:
     """gradient * (onehot(target) - probabilities)."""
-    for n in range(len(made_NV)):
-        probabilities, made, factor = probabilities_NV[n], made_NV[n], -gradient_N[n]
-        for v in range(len(made)):
-            made[v] = probabilities[v] * factor
-        made[targets_N[n]] -= factor
+    for n in range(len(logits_gradient_NV)):
+        probabilities, output, factor = probabilities_NV[n], logits_gradient_NV[n], -gradient_N[n]
+        for v in range(len(output)):
+            output[v] = probabilities[v] * factor
+        output[targets_N[n]] -= factor
 
 
 @compiled
 def exponentials(line: Array, bits: Array, powers: Array) -> None:
-    """exp in place, between -87 and 88; NaN stays NaN. By Cephes' expf; `powers` is `bits` seen as floats."""
+    """exp in place, arguments clipped to -87 and 88, by Cephes' expf. `powers` is the memory of `bits` as float32."""
     for i in range(len(line)):
         x = line[i]
         x = float32(-87) if x < float32(-87) else x

@@ -1,6 +1,6 @@
 import torch
 
-from rti_exp.engines.slots import SlotCache
+from rti_exp.engines.key_value_cache import SlotCache
 
 
 def filled_cache() -> SlotCache:
@@ -8,7 +8,7 @@ def filled_cache() -> SlotCache:
     cache = SlotCache(1)
     cache.reserve(2, 4)
     values = torch.tensor([[0.0, 1, 2, 3], [10, 11, 12, 13]])[:, None, :, None]
-    cache.point(torch.arange(8), 4)
+    cache.point(torch.arange(2), torch.arange(4).expand(2, -1), 4)
     cache.update(values, -values, 0)
     return cache
 
@@ -19,28 +19,19 @@ def contents(cache: SlotCache) -> list[list[float]]:
     return keys[:, :, 0, 0].tolist()
 
 
-def test_writes_where_it_is_told_and_shows_the_first_positions():
+def test_writes_to_places_and_returns_the_first_positions():
     cache = filled_cache()
-    cache.point(torch.tensor([1, 4 + 2]), 3)
+    cache.point(torch.tensor([1, 0]), torch.tensor([[2], [1]]), 3)
     keys, values = cache.update(torch.tensor([[[[7.0]]], [[[8.0]]]]), torch.tensor([[[[-7.0]]], [[[-8.0]]]]), 0)
-    assert keys[:, 0, :, 0].tolist() == [[0, 7, 2], [10, 11, 8]]
+    assert keys[:, 0, :, 0].tolist() == [[10, 11, 7], [0, 8, 2]]
     assert torch.equal(values, -keys)
-    assert contents(cache) == [[0, 7, 2, 3], [10, 11, 8, 13]]
+    assert contents(cache) == [[0, 8, 2, 3], [10, 11, 7, 13]]
 
 
-def test_works_on_any_slots():
+def test_copy():
     cache = filled_cache()
-    cache.point(torch.tensor([4]), 2, torch.tensor([1]))
-    keys, _ = cache.update(torch.tensor([[[[7.0]]]]), torch.tensor([[[[-7.0]]]]), 0)
-    assert keys[:, 0, :, 0].tolist() == [[7, 11]]
-
-
-def test_copy_and_swap():
-    cache = filled_cache()
-    cache.swap([0], [1], 2)
-    assert contents(cache) == [[10, 11, 2, 3], [0, 1, 12, 13]]
     cache.copy([0], [1], 3)
-    assert contents(cache) == [[10, 11, 2, 3], [10, 11, 2, 13]]
+    assert contents(cache) == [[0, 1, 2, 3], [0, 1, 2, 13]]
 
 
 def test_growing_keeps_what_is_stored():
