@@ -64,13 +64,13 @@ def nothing_kept(_made: Any) -> Iterator[None]:
 
 @contextmanager
 def padded_update(made: Any) -> Iterator[None]:
-    made.module._policy_forward._fast = None
+    made.module.policy._forward._fast = None
     yield
 
 
 @contextmanager
 def all_logits(made: Any) -> Iterator[None]:
-    made.module._policy_forward._fast = made.module._policy_forward._parts = None
+    made.module.policy._forward._fast = made.module.policy._forward._parts = None
     yield
 
 
@@ -88,7 +88,7 @@ def scored_twice(_made: Any) -> Iterator[None]:
 
 @contextmanager
 def compiled(made: Any) -> Iterator[None]:
-    forward = made.module._policy_forward
+    forward = made.module.policy._forward
     forward._fast = None
     decoder, head = forward._parts
     forward._parts = (torch.compile(decoder, dynamic=True), head)

@@ -10,12 +10,12 @@ import json
 import sys
 import tempfile
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rti_exp.compiled_qwen3.numba_compiler import is_available as can_compile
 from rti_exp.config.check import check
 from rti_exp.config.compose import composed
 from rti_exp.sweep import job
@@ -42,7 +42,7 @@ def machine() -> dict[str, str]:
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "torch": str(torch.__version__),
-        "numba": version("numba") if can_compile() else "none",
+        "numba": version("numba") if find_spec("numba") else "none",
         "cpu": models[0].partition(":")[2].strip() if models else "unknown",
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
