@@ -111,4 +111,4 @@ def test_shadow_replay_mismatch_stays_too_perplexing():
     assert record.outcome is Outcome.TOO_PERPLEXING
     assert record.child is None
     assert record.error is not None
-    assert record.error.startswith("state ")
+    assert record.error.startswith("the replay led to state ")
