@@ -67,7 +67,7 @@ def main() -> None:
         hints = [likely(*text.partition("=")[::2]) for text in sys.argv[1:]]
         sys.exit(_bad_config(str(error) + next(filter(None, hints), "")))
     except OSError as error:
-        sys.exit(_bad_config(f"{error.filename}: cannot be made or written ({error.strerror})"))
+        sys.exit(_bad_config(f"{error.filename}: cannot be created or written ({error.strerror})"))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

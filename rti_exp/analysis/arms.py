@@ -9,7 +9,7 @@ from typing import Any
 from rti_exp.analysis.text import short_name
 from rti_exp.runs.differences import Flat
 
-VOLATILE = ("seed", "study", "runs_root", "fresh", "size", "logger", "hydra", "trainer", "limits")
+VOLATILE = ("seed", "study", "runs_root", "fresh", "checkpoint_every", "size", "logger", "hydra", "trainer", "limits")
 """Keys that make no arm, with all below them; but `trainer.precision` changes results, and does."""
 
 ABSENT = "default"

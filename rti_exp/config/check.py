@@ -60,8 +60,8 @@ from rti_exp.runs import run_key
 
 MOVED_TARGETS = {"rti_exp.town_probe.TownProbe": "rti_exp.pretraining.probe_cases.TownProbe"}
 """Former names of classes that moved: configs that name them still work, and run keys are still made with them."""
-VOLATILE = ("study", "runs_root", "fresh", "size", "logger", "trainer", "limits")
-"""Keys that do not make another run: where it is kept, who is told, on what it is computed, when it is given up."""
+VOLATILE = ("study", "runs_root", "fresh", "checkpoint_every", "size", "logger", "trainer", "limits")
+"""Keys excluded from the run key: where the run is kept, logging, hardware, limits."""
 TIMEOUT = "timeout"
 """The key of `env` that is no option of the environment: seconds that one call into it may take."""
 

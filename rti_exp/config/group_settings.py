@@ -172,6 +172,8 @@ class TopSettings:
     study: str | None = None
     runs_root: str = "runs"
     fresh: bool = False
+    checkpoint_every: int = 4
+    """Iterations between two checkpoints; a kill costs at most as many."""
     size: str = "full"
 
     def __post_init__(self) -> None:
@@ -179,6 +181,8 @@ class TopSettings:
             raise SettingsError(f"study={self.study!r}: must be a plain folder name of at most 120 characters")
         if not self.runs_root.strip():
             raise SettingsError("runs_root='': must be a folder")
+        if self.checkpoint_every < 1:
+            raise SettingsError(f"checkpoint_every={self.checkpoint_every}: must be an integer >= 1")
 
     def study_or(self, default: str) -> str:
         """The study's name; without one, `default` with the size where that is not full.

@@ -69,6 +69,7 @@ def build_experiment(config: Config, run: Run | None, *, directory: Path) -> Exp
         SettingsError: a value that only the environment's tasks or the model show to be wrong.
     """
     from rti_exp.training.callbacks import training_callbacks
+    from rti_exp.training.checkpoint_callback import IterationCheckpoint
     from rti_exp.training.group_rollouts import GroupRollouts
     from rti_exp.training.learner import RTIModule
     from rti_exp.training.learner_settings import LearnerSettings
@@ -81,14 +82,18 @@ def build_experiment(config: Config, run: Run | None, *, directory: Path) -> Exp
     policy = loader.policy()
     callbacks = training_callbacks(
         run=run,
-        run_key=config.key,
-        checkpoints=directory / "checkpoints",
-        heldout=heldout,
-        evaluation=config.evaluation,
         decode=policy.renderer.text,
         recorder_every=config.recorder.every,
+        heldout=heldout,
+        evaluation=config.evaluation,
+        checkpoint=IterationCheckpoint(
+            run=run,
+            run_key=config.key,
+            checkpoints=directory / "checkpoints",
+            every=config.top.checkpoint_every,
+            config=config.plain,
+        ),
         probe=_probe(config, run, policy),
-        config=config.plain,
     )
     trainer = build_trainer(config.trainer, callbacks)
     device = trainer.strategy.root_device

@@ -1,4 +1,4 @@
-"""Strict JSON on disk: values as JSON, files replaced atomically, files of lines appended to.
+"""Strict JSON on disk: values as JSON, files replaced atomically, files of lines.
 
 Infinity is the string "inf", NaN is null. This module imports no torch.
 """
@@ -13,13 +13,11 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from rti_exp.runs.disk import Disk, Job, Staged
+from typing import IO, Any
 
 
 def plain(value: Any) -> Any:
-    """`value` as what strict JSON can hold: infinities as "inf" and "-inf", NaN as None.
+    """`value` in the types of strict JSON: infinities as "inf" and "-inf", NaN as None.
 
     Raises:
         TypeError: a type that has no JSON form.
@@ -40,7 +38,7 @@ def plain(value: Any) -> Any:
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Path):
         return str(value)
-    to_list = getattr(value, "tolist", None)  # numpy and torch scalars and arrays, without importing either
+    to_list = getattr(value, "tolist", None)  # numpy and torch scalars and arrays, imported by neither
     if to_list is not None:
         return plain(to_list())
     raise TypeError(f"{type(value).__name__} has no JSON form")
@@ -54,7 +52,7 @@ def to_json(value: Any) -> str:
     """
     try:
         return _LINE.encode(value)
-    except (ValueError, TypeError):  # infinity, NaN, or a key of another kind, which only `plain` knows to write
+    except (ValueError, TypeError):  # infinity, NaN, or a key of another type, which only `plain` converts
         return _LINE.encode(plain(value))
 
 
@@ -62,38 +60,52 @@ _LINE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=plain)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text`; whatever goes wrong, the file holds the old text or the new."""
-    staged = stage(path, text)
-    try:
-        staged.publish()
-    finally:
-        staged.discard()  # nothing, after a success
+    """Replaces `path` by `text`. After any failure, the file holds the old text or the new."""
+    replace_atomically(path, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
 
 
-def stage(path: Path, text: str) -> Staged:
-    """`text` as what `path` is to be replaced by. Nothing is left of it after an error."""
+def replace_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Writes a temporary file in the same folder, syncs it, and gives it the name `path`.
+
+    Args:
+        write: Writes the content into the open file.
+
+    Raises:
+        OSError: the disk refused it; the temporary file is removed.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    staged = Staged(path, temporary)
     try:
-        staged.file.write(text.encode("utf-8", "backslashreplace"))
-        staged.file.flush()
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
     except BaseException:
-        staged.discard()
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            temporary.unlink(missing_ok=True)
         raise
-    return staged
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a .jsonl file, without a torn last line and without the line that tells of the size cap.
+    """The rows of a .jsonl file, without a torn last line and without the line that marks the size cap.
 
     Raises:
-        ValueError: a line other than the last is no JSON object; the message names file and line.
+        ValueError: a line other than the last is not a JSON object; the message names file and line.
     """
     return (row for row in _objects(path) if not row.get("capped"))
 
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
-    """All whole lines of the file."""
+    """All complete lines of the file."""
     if not path.is_file():
         return
     with open(path, "rb") as file:
@@ -110,24 +122,20 @@ def _objects(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class LineFile:
-    """Appends whole lines of strict JSON, each append on disk before it returns; with a `disk`, before the next begins.
+    """Appends whole lines of strict JSON; `sync` waits until they are on the disk.
 
-    A torn last line, left by a killed process or a full disk, is cut off. With a limit, the first record
-    that would pass it is dropped and one line {"capped": true, ...} is written in its place; what comes
-    later is dropped.
+    A torn last line, left by a killed process or a full disk, is removed. With a limit, the first record that would
+    exceed it is replaced by one line {"capped": true, ...}, and later records are dropped.
 
     Args:
-        path: The file; its folder is there.
+        path: The file; its folder exists.
         limit_bytes: None for no limit.
-        disk: What waits for the disk instead of the caller. An append that fails there is taken back as a whole.
     """
 
-    def __init__(self, path: Path, *, limit_bytes: int | None = None, disk: Disk | None = None) -> None:
+    def __init__(self, path: Path, *, limit_bytes: int | None = None) -> None:
         self.path = path
         self.limit_bytes = limit_bytes
         self.capped = False
-        self._disk = disk
-        self._syncing: Job | None = None
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         self._size = self._cut_torn_line()
 
@@ -152,9 +160,8 @@ class LineFile:
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """
         Raises:
-            OSError: the disk does not take the rows, or what was given to `disk` before.
+            OSError: the disk refused the rows; none of them is kept.
         """
-        self._wait()
         if self.capped:
             return
         chunk = b""
@@ -166,35 +173,28 @@ class LineFile:
                 self.capped = True
                 break
             chunk += line
-        before = self._size
+        written = 0
         try:
-            written = 0
             while written < len(chunk):
-                written += os.pwrite(self._descriptor, chunk[written:], before + written)
-            if self._disk is None:
-                os.fsync(self._descriptor)
+                written += os.pwrite(self._descriptor, chunk[written:], self._size + written)
         except OSError:
-            self._cut(before)  # a full disk must not leave half a line
+            with contextlib.suppress(OSError):  # the first error is the one to report
+                os.ftruncate(self._descriptor, self._size)
             raise
         self._size += len(chunk)
-        if self._disk is not None:
-            self._syncing = self._disk.submit(lambda: os.fsync(self._descriptor), lambda: self._cut(before))
 
-    def _wait(self) -> None:
-        """For the append before, which may yet be taken back."""
-        if self._disk is not None:
-            self._disk.wait(self._syncing)
+    def sync(self) -> None:
+        """Waits until all rows are on the disk.
 
-    def _cut(self, size: int) -> None:
-        with contextlib.suppress(OSError):  # the first error counts
-            os.ftruncate(self._descriptor, size)
-        self._size = size
+        Raises:
+            OSError: the disk refused them.
+        """
+        os.fsync(self._descriptor)
 
-    def keep(self, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Drop the rows that are not wanted, the one that tells of the cap too; the file is replaced as a whole."""
-        self._wait()
+    def keep(self, keeps: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Drops the rows that `keeps` refuses, the cap line included; the file is replaced atomically."""
         rows = list(_objects(self.path))
-        kept = [row for row in rows if wanted(row)]
+        kept = [row for row in rows if keeps(row)]
         if len(kept) == len(rows):
             return
         write_atomically(self.path, "".join(to_json(row) + "\n" for row in kept))

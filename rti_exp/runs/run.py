@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +10,6 @@ from typing import Any, Self
 
 import yaml
 
-from rti_exp.runs.disk import Disk, Job
 from rti_exp.runs.json_lines import LineFile, read_lines, write_atomically
 from rti_exp.runs.status import (
     COMPUTE,
@@ -22,7 +20,6 @@ from rti_exp.runs.status import (
     lock,
     now,
     read_status,
-    stage_status,
     write_status,
 )
 
@@ -30,9 +27,9 @@ from rti_exp.runs.status import (
 class Run:
     """The directory of one run, held by this process until `close`.
 
-    Rows and the status that goes with them are written at once; `disk` waits beside the caller until they are on it.
-    An error there is raised by the next append, and by `finish("done")`; what it was about is taken back.
-    `listeners` are called with every metrics row after it is written (W&B, CSV).
+    Rows are written as they come. `sync` waits until they are on the disk: a checkpoint calls it first, so that it
+    never claims an iteration whose rows could be lost. `listeners` are called with every metrics row after it is
+    written (W&B, CSV).
     """
 
     limit_bytes = 256 * 2**20
@@ -45,22 +42,20 @@ class Run:
         self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
         self._lock = lock(directory, patience)
         self._evaluated: set[int] = set()
-        self.disk = Disk()
-        self._publishing: Job | None = None
         try:
             if fresh:
                 self._clear()
             self.checkpoints.mkdir(exist_ok=True)
-            for left in directory.glob(".*.tmp"):  # of a process that was killed amid a write
-                left.unlink()
+            for leftover in directory.glob(".*.tmp"):  # from a process that was killed during a write
+                leftover.unlink()
             self._open_files()
             self.status: dict[str, Any] = read_status(directory) or {}
             self._recount()
         except OSError as error:
-            self._let_go()
+            os.close(self._lock)
             raise RunUnwritable(f"{error.filename or directory}: cannot be written ({error.strerror})") from error
         except RunBroken:
-            self._let_go()
+            os.close(self._lock)
             raise
 
     @classmethod
@@ -76,16 +71,17 @@ class Run:
         fresh: bool = False,
         patience: float = 0.0,
     ) -> Self:
-        """Lock the directory, write the config, and mark the run as running.
+        """Locks the directory, writes the config, and marks the run as running.
 
-        `fresh` removes what is there, a done run too; `patience` are seconds to wait for another process that holds
-        the directory.
+        Args:
+            fresh: Removes the directory's content first, even of a run that is done.
+            patience: Seconds to wait for another process that holds the directory.
 
         Raises:
-            RunDone: the run is done, perhaps since the lock was waited for. Nothing is changed.
+            RunDone: the run is done, perhaps by the process that held the lock. Nothing is changed.
             RunLocked: another process holds it.
-            RunBroken: its records cannot be gone on from; nothing is changed.
-            RunUnwritable: the folder cannot be made or written.
+            RunBroken: its records are corrupt. Nothing is changed.
+            RunUnwritable: the folder cannot be created or written.
         """
         run = cls(directory, key=key, study=study, fresh=fresh, patience=patience)
         if run.status.get("state") == "done":
@@ -120,17 +116,16 @@ class Run:
         return self.directory / "checkpoints"
 
     def _open_files(self) -> None:
-        limit, disk = self.limit_bytes, self.disk
-        self.metrics = LineFile(self.directory / "metrics.jsonl", disk=disk)
-        self.interventions = LineFile(self.directory / "interventions.jsonl", limit_bytes=limit, disk=disk)
-        self.rollouts = LineFile(self.directory / "rollouts.jsonl", limit_bytes=limit, disk=disk)
+        self.metrics = LineFile(self.directory / "metrics.jsonl")
+        self.interventions = LineFile(self.directory / "interventions.jsonl", limit_bytes=self.limit_bytes)
+        self.rollouts = LineFile(self.directory / "rollouts.jsonl", limit_bytes=self.limit_bytes)
 
     @property
     def _files(self) -> tuple[LineFile, LineFile, LineFile]:
         return (self.metrics, self.interventions, self.rollouts)
 
     def _clear(self) -> None:
-        (self.directory / "status.json").unlink(missing_ok=True)  # first: what is half removed must not look done
+        (self.directory / "status.json").unlink(missing_ok=True)  # first: a half-removed run must not look done
         for path in self.directory.iterdir():
             if path.name in ("job.log", ".lock"):
                 continue
@@ -163,27 +158,31 @@ class Run:
         return iteration in self._evaluated
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Append a row ({"kind": "train" | "eval" | "probe", "iteration": ...}), and bring the status up to it."""
+        """Appends a row ({"kind": "train" | "eval" | "probe", "iteration": ...}) and updates the status."""
         self.metrics.append([row])
         self._count(row)
-        if row.get("kind") == "train":  # others change nothing of it
-            self._stage_status()
+        if row.get("kind") == "train":  # other rows do not change the status
+            self.update(**self._counts)
         for listener in self.listeners:
             listener(row)
 
-    def append_intervention(self, record: Mapping[str, Any]) -> None:
-        self.interventions.append([record])
-
     def append_interventions(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Several at once."""
         self.interventions.append(records)
 
     def append_rollouts(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Several groups at once."""
         self.rollouts.append(records)
 
+    def sync(self) -> None:
+        """Waits until all rows are on the disk.
+
+        Raises:
+            OSError: the disk refused them.
+        """
+        for file in self._files:
+            file.sync()
+
     def truncate_after(self, iteration: int) -> None:
-        """Drop all rows of later iterations: a run that goes on from a checkpoint writes them anew."""
+        """Drops all rows of later iterations: a run that resumes from a checkpoint writes them again."""
         for file in self._files:
             try:
                 file.keep(lambda row: int(row["iteration"]) <= iteration)
@@ -196,50 +195,32 @@ class Run:
     def _counts(self) -> dict[str, Any]:
         return {"iterations_done": self.iterations_done, "compute": self.compute}
 
-    def _stage_status(self) -> None:
-        """The same as `update`, but the status takes its name once it is on the disk, as the rows before it are."""
-        self.disk.wait(self._publishing)
-        self.status = {**self.status, **self._counts}
-        staged = stage_status(self.directory, self.status)
-        self._publishing = self.disk.submit(staged.publish, staged.discard)
-
     def update(self, **fields: Any) -> None:
-        """Set fields of status.json; it is on the disk after that."""
-        self.disk.drain()  # one that is to be replaced
+        """Sets fields of status.json."""
         self.status = {**self.status, **fields}
         self._write_status()
 
     def finish(self, state: str, error: BaseException | None = None) -> None:
-        """Write the run's last state: done, failed or interrupted.
+        """Writes the run's final state: done, failed or interrupted.
 
         Raises:
-            OSError: the disk does not take it, or has not taken what a run that is done must have.
+            OSError: the disk refused the state, or rows of a run that is done.
         """
         if state == "done":
-            self.disk.flush()
-        self.disk.drain()
-        if self.disk.error is not None:  # what it did not take does not count
-            with contextlib.suppress(OSError, RunBroken):
-                self._recount()
-            self.update(**self._counts)
+            self.sync()
         self.update(state=state, ended=now(), error=None if error is None else error_record(error))
 
     def _write_status(self) -> None:
         write_status(self.directory, self.status)
 
     def close(self) -> None:
-        """Let go of the directory, once the disk has what is written."""
-        self.disk.close()
+        """Releases the directory."""
         for file in self._files:
             file.close()
         os.close(self._lock)
 
-    def _let_go(self) -> None:
-        self.disk.close()
-        os.close(self._lock)
-
 
 def _broken(path: Path, error: Exception) -> RunBroken:
-    what = f"a row without {error}" if isinstance(error, KeyError) else str(error)
-    where = "" if str(path) in what else f"{path}: "
-    return RunBroken(f"{where}{what}; the run cannot go on from it: restore the file, or start over with fresh=true")
+    problem = f"a row without {error}" if isinstance(error, KeyError) else str(error)
+    where = "" if str(path) in problem else f"{path}: "
+    return RunBroken(f"{where}{problem}; the run cannot resume: restore the file, or start over with fresh=true")

@@ -1,4 +1,4 @@
-"""What a run directory says of itself: its key, its lock, its status.json, written atomically.
+"""The identity and state of a run directory: its key, its lock, and its status.json, written atomically.
 
 This module imports no torch.
 """
@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rti_exp.runs.disk import Staged
-from rti_exp.runs.json_lines import plain, stage, write_atomically
+from rti_exp.runs.json_lines import plain, write_atomically
 
 STATES = ("running", "done", "failed", "interrupted")
 COMPUTE = {
@@ -27,11 +26,11 @@ COMPUTE = {
     "trained_tokens": ("tokens/trained",),
     "seconds": ("time/iteration",),
 }
-"""What `status.compute` sums up, by the columns of the train rows."""
+"""The sums in `status.compute`, by the columns of the train rows."""
 
 
 class RunDone(Exception):
-    """The run in the directory is done: there is nothing to go on with."""
+    """The run in the directory is done: there is nothing left to run."""
 
 
 class RunLocked(Exception):
@@ -39,11 +38,11 @@ class RunLocked(Exception):
 
 
 class RunBroken(Exception):
-    """A run's records cannot be gone on from; the message names the file, and what can be done."""
+    """A run's records are corrupt, so the run cannot resume; the message names the file and the remedy."""
 
 
 class RunUnwritable(Exception):
-    """The run directory cannot be made or written."""
+    """The run directory cannot be created or written."""
 
 
 def run_key(identity: Mapping[str, Any]) -> str:
@@ -53,7 +52,7 @@ def run_key(identity: Mapping[str, Any]) -> str:
 
 
 def is_run_key(text: str) -> bool:
-    """Whether `text` is written as a run key is."""
+    """Whether `text` has the form of a run key."""
     return re.fullmatch("[0-9a-f]{12}", text) is not None
 
 
@@ -71,7 +70,7 @@ def error_record(error: BaseException) -> dict[str, str]:
 
 
 def death_record(kind: str, message: str, *, log: Path) -> dict[str, str]:
-    """The same for a process that could not write its own; its log's end stands for the traceback."""
+    """The error of a process that could not record it; the end of its log replaces the traceback."""
     try:
         tail = log.read_bytes()[-4000:].decode("utf-8", "replace")
     except OSError:
@@ -80,8 +79,10 @@ def death_record(kind: str, message: str, *, log: Path) -> dict[str, str]:
 
 
 def settle(directory: Path, *, state: str, error: Mapping[str, str] | None, identity: Mapping[str, Any]) -> None:
-    """Write the last state of a run whose process is gone and has not. Nothing is written where another
-    process works, or where the disk does not take it."""
+    """Writes the final state of a run whose process ended without doing so.
+
+    Nothing is written if another process holds the directory or the disk refuses the file.
+    """
     try:
         held = lock(directory)
     except (RunLocked, RunUnwritable):
@@ -103,20 +104,11 @@ def settle(directory: Path, *, state: str, error: Mapping[str, str] | None, iden
 
 
 def write_status(directory: Path, status: Mapping[str, Any]) -> None:
-    write_atomically(directory / "status.json", _status_text(status))
-
-
-def stage_status(directory: Path, status: Mapping[str, Any]) -> Staged:
-    """The same, not yet under its name."""
-    return stage(directory / "status.json", _status_text(status))
-
-
-def _status_text(status: Mapping[str, Any]) -> str:
-    return json.dumps(plain(status), indent=2) + "\n"
+    write_atomically(directory / "status.json", json.dumps(plain(status), indent=2) + "\n")
 
 
 def read_status(directory: Path) -> dict[str, Any] | None:
-    """The status of a run directory; None if it is missing or no status."""
+    """The status of a run directory; None if it is missing or invalid."""
     try:
         status = json.loads((directory / "status.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
@@ -126,23 +118,23 @@ def read_status(directory: Path) -> dict[str, Any] | None:
 
 
 def is_done(directory: Path) -> bool:
-    """Whether the run in this directory is done; only looks."""
+    """Whether the run in this directory is done. Read-only."""
     status = read_status(directory)
     return status is not None and status["state"] == "done"
 
 
 def lock(directory: Path, patience: float = 0.0) -> int:
-    """Hold the directory for this process, which is made if it is not there; the descriptor to close.
+    """Locks the directory for this process, creating it if needed; returns the descriptor to close.
 
     Raises:
-        RunLocked: another process holds it, also after `patience` seconds.
-        RunUnwritable: it cannot be made or written.
+        RunLocked: another process still holds it after `patience` seconds.
+        RunUnwritable: it cannot be created or written.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise RunUnwritable(f"{directory}: cannot be made or written ({error.strerror})") from error
+        raise RunUnwritable(f"{directory}: cannot be created or written ({error.strerror})") from error
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -161,7 +153,7 @@ def lock(directory: Path, patience: float = 0.0) -> int:
 
 
 def is_held(directory: Path) -> bool:
-    """Whether a process is working in the directory; only looks.
+    """Whether a process is working in the directory. Read-only.
 
     Raises:
         OSError: its lock cannot be read.

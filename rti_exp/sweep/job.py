@@ -49,7 +49,7 @@ def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: st
 
     Raises:
         SettingsError: the config is bad; nothing has been written.
-        RunUnwritable: the run directory cannot be made or written.
+        RunUnwritable: the run directory cannot be created or written.
     """
     config = check(cfg)
     check_parts(config)

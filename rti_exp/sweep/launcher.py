@@ -98,7 +98,7 @@ class ProcessLauncher(Launcher):
 
         Raises:
             SettingsError: a job's config is bad; then none is started.
-            RunUnwritable: the study's folder cannot be made or written.
+            RunUnwritable: the study's folder cannot be created or written.
             KeyboardInterrupt: after the children have ended.
         """
         from rti_exp.sweep.overrides import swept_by

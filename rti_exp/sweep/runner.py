@@ -100,7 +100,7 @@ class Sweep:
         """Run the jobs that are not done; the exit code: 0 all done, 1 some failed.
 
         Raises:
-            RunUnwritable: a run's folder cannot be made or written.
+            RunUnwritable: a run's folder cannot be created or written.
             KeyboardInterrupt: the children have been ended.
         """
         take_over([job for job in self.unfinished if job.state == "new" and not job.config.top.fresh])
@@ -200,7 +200,7 @@ def _require_writable(directory: Path) -> None:
         with open(directory / "job.log", "ab"):
             pass
     except OSError as error:
-        raise RunUnwritable(f"{directory}: cannot be made or written ({error.strerror})") from error
+        raise RunUnwritable(f"{directory}: cannot be created or written ({error.strerror})") from error
 
 
 def _ended(job: Job, code: int, status: Mapping[str, Any], *, own: bool) -> tuple[str, str | None]:

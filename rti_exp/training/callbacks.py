@@ -1,73 +1,61 @@
-"""Callbacks of a run: records, evaluation, and all of them in their order.
-
-Their order matters, `training_callbacks` gives it: a checkpoint says that the rows up to its iteration are written.
-"""
+"""Callbacks of a run: records, evaluation, the token budget, and their order."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from rti_exp.config.settings import EvaluationSettings
 from rti_exp.objective.passk import pass_at_k
+from rti_exp.training.checkpoint_callback import IterationCheckpoint
 from rti_exp.training.distributed import gather_from_ranks, interleave
 from rti_exp.training.failure_limits import require_valid_rollouts
-from rti_exp.training.hooks import RunDirectory, learner
 from rti_exp.training.iteration import Stopwatch
 from rti_exp.training.learner import RTIModule
 from rti_exp.training.metrics import mean, success_count
 from rti_exp.training.records import Decode, intervention_records, rollout_record
-from rti_exp.training.resume import IterationCheckpoint
+from rti_exp.training.run_directory import RunDirectory, learner
 from rti_exp.types import Group, Task
 
 
 def training_callbacks(
     *,
     run: RunDirectory | None,
-    run_key: str,
-    checkpoints: Path,
-    heldout: Sequence[Task],
-    evaluation: EvaluationSettings,
     decode: Decode,
     recorder_every: int,
-    checkpoint_every: int = 1,
+    heldout: Sequence[Task],
+    evaluation: EvaluationSettings,
+    checkpoint: IterationCheckpoint,
     probe: Callback | None = None,
-    config: Mapping[str, Any] | None = None,
 ) -> list[Callback]:
-    """All callbacks of a run in their order. `run` is None on ranks other than 0, which write nothing."""
-    stopwatch = Stopwatch()
+    """All callbacks of a run in their order: a checkpoint vouches that the rows up to its iteration are written.
+
+    Args:
+        run: None on ranks other than 0, which write nothing.
+    """
     return [
-        RecorderCallback(run=run, decode=decode, every=recorder_every, stopwatch=stopwatch),
+        RecorderCallback(run=run, decode=decode, every=recorder_every, stopwatch=checkpoint.stopwatch),
         EvaluationCallback(run=run, tasks=heldout, settings=evaluation),
         *([] if probe is None else [probe]),
-        IterationCheckpoint(
-            run=run,
-            run_key=run_key,
-            checkpoints=checkpoints,
-            every=checkpoint_every,
-            config=config,
-            stopwatch=stopwatch,
-        ),
+        checkpoint,
         BudgetCallback(),
     ]
 
 
 class RecorderCallback(Callback):
-    """After each iteration: its metrics row, all its interventions, and every `every` iterations its rollouts.
+    """After each iteration, writes its metrics row, all its interventions, and every `every` iterations its rollouts.
 
-    The row's `time/logging` is what writing the iteration's interventions and rollouts took, and the row and the
-    checkpoint of the iteration before. The disk is waited for beside the next iteration (`Disk`); what is left to wait
-    for when that is written counts.
+    The row's `time/logging` is the time for writing the iteration's interventions and rollouts, and the row and
+    checkpoint of the iteration before.
 
     Args:
         run: None on ranks that write nothing.
         decode: Token ids to text, control tokens visible.
         every: Iterations between two recordings of rollouts; 0 records none.
-        stopwatch: Its phase "logging"; shared with the checkpoints.
+        stopwatch: Its phase "logging" is shared with the checkpoints.
     """
 
     def __init__(
@@ -104,15 +92,15 @@ class RecorderCallback(Callback):
 
 
 class EvaluationCallback(Callback):
-    """Rolls out held-out tasks, without intervening: before the first iteration, every `every`, after the last.
+    """Rolls out held-out tasks without intervening: before the first iteration, every `every`, and after the last.
 
-    pass@1 and pass@k (k = `settings.samples`) are unbiased; infrastructure failures are left out of both and
-    counted. A task with fewer than k valid samples has no unbiased pass@k and is left out of its mean. Tokens
-    of an evaluation are not part of the run's compute.
+    pass@1 and pass@k (k = `settings.samples`) are unbiased; infrastructure failures are excluded from both and
+    counted. A task with fewer than k valid samples has no unbiased pass@k and is excluded from its mean. Tokens of an
+    evaluation do not count as the run's compute.
 
     Args:
         run: None on ranks that write nothing.
-        tasks: All held-out tasks; the first `settings.tasks` of an even interleave over families are taken.
+        tasks: All held-out tasks; evaluated are the first `settings.tasks` of an interleave over families.
         settings: `eval.*`; tasks 0 switches evaluation off.
     """
 
@@ -138,7 +126,7 @@ class EvaluationCallback(Callback):
             return
         started = time.perf_counter()
         module.eval()
-        with trainer.precision_plugin.forward_context():  # the policy that is trained, not one of another precision
+        with trainer.precision_plugin.forward_context():  # the trained policy, in the trainer's precision
             groups = module.rollouts.collector.collect(
                 self.tasks[trainer.global_rank :: trainer.world_size],
                 self.settings.samples,
@@ -146,7 +134,7 @@ class EvaluationCallback(Callback):
                 purpose="eval",
                 temperature=self.settings.temperature,
             )
-        # What the engine has stored now would change the shapes of its next batches, and so the last digits.
+        # The evaluation's cache entries would change the shapes of the next batches, and so the last digits.
         module.engine.sync(module.policy_version)
         groups = interleave(gather_from_ranks(groups))
         require_valid_rollouts(groups, f"evaluation after iteration {module.iteration}", module.settings.limits)
@@ -159,7 +147,7 @@ class EvaluationCallback(Callback):
 
 
 def interleaved_families(tasks: Sequence[Task]) -> list[Task]:
-    """One task of each family in turn, families in order of first appearance, until all are placed."""
+    """One task of each family in turn, families in order of first appearance."""
     families: dict[str, list[Task]] = {}
     for task in tasks:
         families.setdefault(task.family, []).append(task)
@@ -188,8 +176,8 @@ def evaluation_row(
 
 
 class BudgetCallback(Callback):
-    """Ends training once the module is finished: after the iteration that spends its budget, and right at the
-    start of a resumed run that had spent it."""
+    """Ends training once the module is finished: after the iteration that spends its budget, or at the start of a
+    resumed run that had spent it."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         trainer.should_stop = learner(pl_module).finished

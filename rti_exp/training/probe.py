@@ -18,9 +18,9 @@ from rti_exp.engines.base import ScoreRequest
 from rti_exp.envs.base import Environment
 from rti_exp.objective.perplexity import log_perplexity
 from rti_exp.rollout.renderer import Renderer
-from rti_exp.training.hooks import RunDirectory, learner
 from rti_exp.training.learner import RTIModule
 from rti_exp.training.metrics import mean
+from rti_exp.training.run_directory import RunDirectory, learner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,94 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from omegaconf import DictConfig
 
 from rti_exp.config.check import check
 from rti_exp.runs import TOLD_FILES, Run, is_held, read_status
 from rti_exp.sweep import job
-from rti_exp.training.checkpoints import latest_valid_checkpoint
+from rti_exp.training.checkpoint_callback import IterationCheckpoint
 from rti_exp.training.learner import RTIModule
-from rti_exp.training.resume import IterationCheckpoint
+from tests.support.jobs import (
+    SMALL,
+    assert_same_run,
+    break_at,
+    call,
+    command,
+    environment,
+    fingerprint,
+    iterations_done,
+    rows,
+    run_here,
+    wait_for,
+)
 
 Composed = Callable[..., DictConfig]
-SMALL = (
-    "logger=none",
-    "max_iterations=4",
-    "tasks_per_iteration=2",
-    "group_size=2",
-    "eval.tasks=2",
-    "eval.samples=2",
-    "eval.every=2",
-    "recorder.every=1",
-    "rollout.max_context=1024",
-    "rollout.max_tokens=8",
-    "env.max_turns=2",
-    "algorithm.beta=0.1",  # with a KL term there is something to learn although the random policy always fails
-)
 
 
 @pytest.fixture
 def small(policy_folder: Path, tmp_path: Path) -> tuple[str, ...]:
     return (*SMALL, f"policy.path={policy_folder}", f"runs_root={tmp_path / 'runs'}")
-
-
-def rows(directory: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
-    """The rows of a file without what a clock made."""
-    found = [json.loads(line) for line in (directory / name).read_text().splitlines()]
-    return [
-        {key: value for key, value in row.items() if not key.startswith("time/") and key != "tokens/per_second"}
-        for row in found
-    ]
-
-
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    state = latest_valid_checkpoint(directory / "checkpoints", directory.name)
-    assert state is not None
-    return state["model"]
-
-
-def assert_same_run(first: Path, second: Path) -> None:
-    for name in ("metrics.jsonl", "interventions.jsonl", "rollouts.jsonl"):
-        assert rows(first, name) == rows(second, name), name
-    left, right = weights(first), weights(second)
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[name], right[name]) for name in left)
-
-
-def fingerprint(directory: Path) -> dict[str, tuple[str, int]]:
-    return {
-        str(path.relative_to(directory)): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
-
-
-def run_here(config: DictConfig) -> tuple[int, Path]:
-    return job.run_job(config), check(config).directory("single")
-
-
-def break_at(monkeypatch: pytest.MonkeyPatch, iteration: int, error: BaseException) -> None:
-    real = RTIModule.training_step
-
-    def step(self: RTIModule, tasks: Any) -> None:
-        if self.iteration + 1 == iteration:
-            raise error
-        real(self, tasks)
-
-    monkeypatch.setattr(RTIModule, "training_step", step)
 
 
 def test_a_run_leaves_what_the_contract_says(composed: Composed, small: Sequence[str]) -> None:
@@ -298,28 +246,6 @@ def test_wandb_is_offline_and_has_the_run(
 # -- the command line -------------------------------------------------------------------------------------
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "rti_exp.train", *arguments]
-
-
-def call(*arguments: str, cwd: Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments),
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-
-
-def environment() -> dict[str, str]:
-    root = str(Path(job.__file__).parents[2])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -356,7 +282,7 @@ def test_an_unwritable_root_is_told_before_anything_is_loaded(policy_folder: Pat
         done = call(*arguments, f"policy.path={policy_folder}", cwd=tmp_path)
         assert done.returncode == 2, done.stderr
         assert "runs" in done.stderr
-        assert "cannot be made or written" in done.stderr
+        assert "cannot be created or written" in done.stderr
 
 
 def test_help_and_shown_configs(tmp_path: Path) -> None:
@@ -370,17 +296,6 @@ def test_help_and_shown_configs(tmp_path: Path) -> None:
     assert "delta: 7" in shown.stdout
     assert "python" not in call("--info", "searchpath", cwd=tmp_path).stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-
-
-def iterations_done(directory: Path) -> int:
-    return int((read_status(directory) or {}).get("iterations_done") or 0)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from rti_exp.sweep import job
 from rti_exp.training.learner import RTIModule
-from tests.commands.test_train import SMALL
+from tests.support.jobs import SMALL
 
 
 def test_training_freezes_imported_objects_and_leaves_nothing_frozen(

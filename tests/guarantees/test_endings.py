@@ -18,12 +18,17 @@ from rti_exp.config.check import check
 from rti_exp.runs import load_runs, read_status
 from rti_exp.sweep import job
 from rti_exp.training.checkpoints import latest_valid_checkpoint
-from tests.commands.test_train import SMALL, assert_same_run, call, run_here
-from tests.guarantees.test_kills import in_a_fork
+from tests.support.jobs import (
+    FAULTY,
+    SMALL,
+    WITHOUT_TURNS,
+    assert_same_run,
+    call,
+    in_a_fork,
+    run_here,
+)
 
 Composed = Callable[..., DictConfig]
-FAULTY = ("env._target_=tests.support.faults.FaultyTown", "probe=none", "+env.fault=none", "+env.at=start", "~env.seed")
-WITHOUT_TURNS = tuple(text for text in SMALL if not text.startswith("env."))
 
 
 @pytest.mark.slow

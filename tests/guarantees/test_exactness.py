@@ -13,18 +13,18 @@ from omegaconf import DictConfig
 
 from rti_exp.config.check import check
 from rti_exp.sweep import job
-from tests.commands.test_train import (
+from tests.support.jobs import (
     assert_same_run,
     break_at,
     command,
     environment,
+    in_a_fork,
     iterations_done,
     rows,
     run_here,
     wait_for,
     weights,
 )
-from tests.guarantees.test_kills import in_a_fork
 
 Composed = Callable[..., DictConfig]
 pytestmark = pytest.mark.slow

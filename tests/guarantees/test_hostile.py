@@ -21,9 +21,8 @@ from rti_exp.runs import Run, read_lines
 from rti_exp.training.records import rollout_record
 from rti_exp.training.samples import to_samples
 from rti_exp.types import Author
-from tests.commands.test_train import environment, run_here
-from tests.guarantees.test_endings import FAULTY, WITHOUT_TURNS
 from tests.support.faults import HOSTILE, FaultyTown
+from tests.support.jobs import FAULTY, WITHOUT_TURNS, environment, run_here
 from tests.support.training_fakes import RENDERER
 
 Composed = Callable[..., DictConfig]

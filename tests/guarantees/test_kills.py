@@ -19,28 +19,21 @@ from omegaconf import DictConfig
 from rti_exp.config.check import check
 from rti_exp.runs import is_held, read_status
 from rti_exp.sweep import job
-from tests.commands.test_train import SMALL, assert_same_run, command, environment, iterations_done, wait_for
+from tests.support.jobs import (
+    SMALL,
+    assert_same_run,
+    command,
+    environment,
+    in_a_fork,
+    iterations_done,
+    wait_for,
+)
 
 Composed = Callable[..., DictConfig]
 pytestmark = pytest.mark.slow
 SEED = int(os.environ.get("RTI_EXP_KILL_SEED", "0"))
 OPERATIONS = ("fsync", "replace", "pwrite", "ftruncate", "unlink", "mkdir", "open")
 KILLS_OF_A_SWEEP = 20
-
-
-def in_a_fork(work: Callable[[], int]) -> int:
-    """What `work` returns in a copy of this process; -9 if it was killed."""
-    pid = os.fork()
-    if pid == 0:
-        with open(os.devnull, "w") as nothing:
-            os.dup2(nothing.fileno(), 1)
-            os.dup2(nothing.fileno(), 2)
-        code = 99
-        try:
-            code = work()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def killed_at(number: int, half: bool) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rti_exp.config.secrets import refuse_secret_arguments, refuse_secrets, secret_values
 from rti_exp.config.settings import SettingsError
-from tests.commands.test_train import SMALL, environment
+from tests.support.jobs import SMALL, environment
 
 MARKER = "marker-7f3e91c2d4-secret-value"
 VARIABLES = ("OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN", "DATABASE_PASSWORD", "AWS_SECRET_ACCESS_KEY")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
@@ -10,7 +9,7 @@ from rti_exp.config.algorithm_settings import BaselineMembers, LuffySettings
 from rti_exp.objective.grpo import GRPO
 from rti_exp.objective.luffy import LUFFY
 from rti_exp.types import Author, Group
-from tests.objective.test_grpo import INPUTS, Inputs
+from tests.support.losses import INPUTS, inputs
 from tests.support.trajectories import group, trajectory, turn
 
 
@@ -23,10 +22,6 @@ def guided(own: list[float], teacher: list[float]) -> Group:
             for member, (reward, author) in enumerate(members)
         ]
     )
-
-
-def inputs(**changes: object) -> Inputs:
-    return dataclasses.replace(INPUTS, **changes)  # pyright: ignore[reportArgumentType]
 
 
 def test_the_mean_of_all_members_is_the_baseline() -> None:

@@ -7,8 +7,7 @@ import torch
 
 from rti_exp.config.algorithm_settings import DistillationSettings
 from rti_exp.objective.opd import OPD
-from tests.objective.test_grpo import INPUTS, members
-from tests.objective.test_luffy import inputs
+from tests.support.losses import INPUTS, inputs, members
 
 ONES = torch.tensor([[0.0, 1.0, 1.0]])
 

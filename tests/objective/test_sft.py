@@ -7,7 +7,7 @@ import torch
 
 from rti_exp.config.settings import UpdateSettings
 from rti_exp.objective.sft import SFT
-from tests.objective.test_luffy import inputs
+from tests.support.losses import inputs
 from tests.support.trajectories import group, trajectory, turn
 
 

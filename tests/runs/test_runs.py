@@ -368,7 +368,7 @@ def test_settle_writes_a_whole_status_where_there_was_none(tmp_path: Path) -> No
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
     folder = {"file": tmp_path / "file", "below a file": tmp_path / "file" / "run", "proc": Path("/proc/run")}[place]
-    with pytest.raises(RunUnwritable, match="cannot be made or written"):
+    with pytest.raises(RunUnwritable, match="cannot be created or written"):
         opened(folder)
 
 

@@ -18,6 +18,7 @@ import torch
 from rti_exp.config.settings import AlgorithmSettings, EvaluationSettings, RunSettings
 from rti_exp.runs import Run, read_lines
 from rti_exp.training.callbacks import training_callbacks
+from rti_exp.training.checkpoint_callback import IterationCheckpoint
 from rti_exp.training.checkpoints import latest_valid_checkpoint
 from rti_exp.training.distributed import leave
 from rti_exp.training.fsdp import gathered
@@ -73,12 +74,11 @@ def whole_run(options: dict[str, Any]) -> Any:
         run = Run(Path(folder), key="key", study="study") if first else None
         callbacks = training_callbacks(
             run=run,
-            run_key="key",
-            checkpoints=Path(folder) / "checkpoints",
             heldout=module.rollouts.collector.environment.tasks("heldout"),  # pyright: ignore[reportAttributeAccessIssue]
             evaluation=EvaluationSettings(every=1, tasks=5, samples=2),
             decode=RENDERER.text,
             recorder_every=1,
+            checkpoint=IterationCheckpoint(run=run, run_key="key", checkpoints=Path(folder) / "checkpoints"),
         )
         fit(module, callbacks, **options)
         kept = gathered(module.model.state_dict())

@@ -15,9 +15,9 @@ import torch
 from pytorch_lightning.strategies import ModelParallelStrategy
 
 from rti_exp.runs import Run
+from rti_exp.training.checkpoint_callback import IterationCheckpoint
 from rti_exp.training.distributed import leave
 from rti_exp.training.fsdp import gathered
-from rti_exp.training.resume import IterationCheckpoint
 from tests.support.distributed_cases import RUN, gradients, whole_run
 from tests.support.training_fakes import ALGORITHM, fit, sampled
 

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from rti_exp.config.check import check
 from rti_exp.config.conversion import explain
 from rti_exp.runs import load_runs
-from tests.commands.test_train import SMALL, call, fingerprint
+from tests.support.jobs import SMALL, call, fingerprint
 
 LAUNCHERS = {
     "joblib": ("hydra_plugins.hydra_joblib_launcher", ("hydra.launcher.n_jobs=2",)),

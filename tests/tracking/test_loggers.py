@@ -43,7 +43,7 @@ def test_tags_are_short(config: Config) -> None:
 def test_the_table_shows_before_and_after_escaped(run: Run) -> None:
     record = {"iteration": 1, "original": "<think>a</think>", "correction": "<script>b</script>", "perplexity": 2.0}
     run.append_interventions([{**record, "iteration": number} for number in range(1, 122)])
-    run.append_intervention({"iteration": 122, "original": "no fault", "correction": None})
+    run.append_interventions([{"iteration": 122, "original": "no fault", "correction": None}])
     table = intervention_table(run.interventions.path)
     assert [row[0] for row in table] == list(range(1, 122, 3))
     first = dict(zip(TABLE_COLUMNS, table[0], strict=True))

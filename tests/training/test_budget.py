@@ -11,6 +11,7 @@ import pytest
 from rti_exp.config.settings import AlgorithmSettings, EvaluationSettings, RunSettings
 from rti_exp.runs import Run
 from rti_exp.training.callbacks import training_callbacks
+from rti_exp.training.checkpoint_callback import IterationCheckpoint
 from rti_exp.training.learner import RTIModule
 from rti_exp.training.metrics import is_timing
 from tests.support.training_fakes import (
@@ -39,12 +40,11 @@ def session(directory: Path, module: RTIModule, stop: Any = None, *, evaluates: 
     run = Run(directory, key=KEY, study="study")
     callbacks = training_callbacks(
         run=run,
-        run_key=KEY,
-        checkpoints=run.checkpoints,
         heldout=module.rollouts.collector.environment.tasks("heldout"),  # pyright: ignore[reportAttributeAccessIssue]
         evaluation=EvaluationSettings(every=0, tasks=2 if evaluates else 0, samples=2),
         decode=RENDERER.text,
         recorder_every=2,
+        checkpoint=IterationCheckpoint(run=run, run_key=KEY, checkpoints=run.checkpoints),
     )
     if stop is not None:
         callbacks.insert(2 if isinstance(stop, StopAfterRows) else 3, stop)

@@ -17,10 +17,10 @@ from rti_exp.training.callbacks import (
     interleaved_families,
     training_callbacks,
 )
+from rti_exp.training.checkpoint_callback import IterationCheckpoint
 from rti_exp.training.checkpoints import CheckpointError, latest_valid_checkpoint, save_checkpoint
 from rti_exp.training.learner import RTIModule
 from rti_exp.training.metrics import is_timing
-from rti_exp.training.resume import IterationCheckpoint
 from rti_exp.training.samples import iteration_samples
 from rti_exp.types import Author, Task
 from tests.support.fakes import GuessWorld
@@ -60,13 +60,11 @@ def session(
     run = Run(directory, key=key, study="study")
     callbacks = training_callbacks(
         run=run,
-        run_key=key,
-        checkpoints=run.checkpoints,
         heldout=module.rollouts.collector.environment.tasks("heldout"),  # pyright: ignore[reportAttributeAccessIssue]
         evaluation=evaluation,
         decode=RENDERER.text,
         recorder_every=2,
-        checkpoint_every=every,
+        checkpoint=IterationCheckpoint(run=run, run_key=key, checkpoints=run.checkpoints, every=every),
     )
     if stop is not None:
         callbacks.insert(2 if isinstance(stop, StopAfterRows) else 3, stop)

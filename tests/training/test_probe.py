@@ -13,6 +13,7 @@ from rti_exp.envs.town import Town
 from rti_exp.pretraining.probe_cases import TownProbe
 from rti_exp.runs import Run
 from rti_exp.training.callbacks import training_callbacks
+from rti_exp.training.checkpoint_callback import IterationCheckpoint
 from rti_exp.training.probe import ProbeCallback, ProbeCase, probe_row
 from tests.support.fakes import GuessWorld
 from tests.support.training_fakes import RENDERER, equal_weights, fit, sampled, weights
@@ -77,12 +78,11 @@ def test_probing_writes_rows_and_changes_nothing_else(tmp_path: Path) -> None:
     run = Run(tmp_path, key="0123456789ab", study="study")
     callbacks = training_callbacks(
         run=run,
-        run_key=run.key,
-        checkpoints=run.checkpoints,
         heldout=[],
         evaluation=EvaluationSettings(tasks=0),
         decode=RENDERER.text,
         recorder_every=0,
+        checkpoint=IterationCheckpoint(run=run, run_key=run.key, checkpoints=run.checkpoints),
         probe=ProbeCallback(run=run, cases=[case], every=2),
     )
     fit(module, callbacks)

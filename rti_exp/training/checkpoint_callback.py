@@ -1,4 +1,4 @@
-"""Checkpoints by RL iteration, and the resume from them, as a callback."""
+"""Checkpoints by RL iteration, and resuming from them, as a callback."""
 
 from __future__ import annotations
 
@@ -9,32 +9,29 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 
-from rti_exp.runs.disk import Job
-from rti_exp.training.checkpoints import Checkpointer, latest_valid_checkpoint
-from rti_exp.training.hooks import RunDirectory, learner
+from rti_exp.training.checkpoints import latest_valid_checkpoint, save_checkpoint
 from rti_exp.training.iteration import Stopwatch
 from rti_exp.training.learner import RTIModule
+from rti_exp.training.run_directory import RunDirectory, learner
 
 log = logging.getLogger(__name__)
 
 
 class IterationCheckpoint(Callback):
-    """Checkpoints by RL iteration, and the resume from them; must stand after the callbacks that write rows.
+    """Saves checkpoints by RL iteration and resumes from them; must follow the callbacks that write rows.
 
-    Saves every `every` iterations, at the end, and on an exception or interrupt if the weights are those of a
-    finished iteration whose rows are written. The iteration waits for a copy of the state only (`Checkpointer`); the
-    run's disk writes it. A checkpoint has its name once the disk has it and all rows before it: at the latest when the
-    next one is taken, or training has ended. At the start of fit the newest valid checkpoint
-    is restored into module, optimizer and data module, and the rows of later iterations are dropped, to be written
-    anew.
+    Saves every `every` iterations, at the end, and on an exception or interrupt if the weights are those of a finished
+    iteration whose rows are written. Before a checkpoint is saved, all rows are synced. At the start of fit the newest
+    valid checkpoint is restored into module, optimizer and data module, and the rows of later iterations are dropped,
+    to be written again.
 
     Args:
         run: None on ranks that write nothing.
         run_key: A checkpoint of another run is refused.
         checkpoints: Folder of the run's checkpoints; every rank reads it.
-        every: Iterations between two checkpoints.
-        config: The run's, to say in what one of another run differs.
-        stopwatch: Its phase "logging" has what checkpoints take.
+        every: Iterations between two checkpoints, >= 1.
+        config: The run's, to say how another run's config differs.
+        stopwatch: Adds the seconds of saving to its phase "logging".
     """
 
     def __init__(
@@ -47,18 +44,14 @@ class IterationCheckpoint(Callback):
         config: Mapping[str, Any] | None = None,
         stopwatch: Stopwatch | None = None,
     ) -> None:
-        if every < 1:
-            raise ValueError(f"every={every}: must be an integer >= 1")
         self.run = run
         self.run_key = run_key
         self.checkpoints = checkpoints
         self.every = every
         self.config = config
-        self.checkpointer = Checkpointer(checkpoints, run_key, config)
         self.stopwatch = stopwatch or Stopwatch()
         self._recorded = 0
         self._saved = 0
-        self._publishing: Job | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module = learner(pl_module)
@@ -69,7 +62,7 @@ class IterationCheckpoint(Callback):
             log.info("resumed after iteration %d", module.iteration)
         self._recorded = self._saved = module.iteration
         if self.run is not None:
-            # Without a checkpoint the evaluation before the first iteration is done again too.
+            # Without a checkpoint the evaluation before the first iteration is repeated too.
             self.run.truncate_after(module.iteration if state is not None else -1)
 
     def on_train_batch_end(
@@ -83,32 +76,23 @@ class IterationCheckpoint(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._save(learner(pl_module))
-        if self.run is not None:
-            self.run.disk.flush()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         module = learner(pl_module)
-        disk = None if self.run is None else self.run.disk
-        if disk is not None:
-            disk.drain()  # also what a signal has kept from being known as given to it
-            if exception is disk.error:
-                return
-        # Sharded weights are gathered by all ranks together, and the others may be elsewhere.
-        whole = not (module.updating or module.policy.sharded)
-        if whole and module.iteration == self._recorded:
+        if isinstance(exception, OSError):  # a full disk takes no checkpoint either
+            return
+        # Sharded weights are gathered by all ranks together, and the other ranks may be elsewhere.
+        intact = not (module.updating or module.policy.sharded)
+        if intact and module.iteration == self._recorded:
             self._save(module)
-        if disk is not None:
-            disk.flush()
 
     def _save(self, module: RTIModule) -> None:
         if module.iteration <= self._saved:
             return
         state = module.training_state() if self.run is not None or module.policy.sharded else None
         if self.run is not None and state is not None:
-            disk = self.run.disk
-            disk.wait(self._publishing)
-            taken = self.checkpointer.take(state, previous=self._saved)
-            self._publishing = disk.submit(taken.publish, taken.discard)
+            self.run.sync()
+            save_checkpoint(self.checkpoints, self.run_key, state, previous=self._saved, config=self.config)
         self._saved = module.iteration
 
 
