@@ -20,10 +20,11 @@ from rti_exp.config.compose import composed
 from rti_exp.config.settings import RolePrompt
 from rti_exp.envs.tau2 import Tau2
 from rti_exp.intervention.prompts import role_message, with_request
-from rti_exp.pretraining.documents import Document
-from rti_exp.pretraining.prior import ModelSize, TrainingSettings
-from rti_exp.pretraining.tokenizer import TextCollector, make_tokenizer
-from rti_exp.pretraining.training import make_model, train
+from rti_exp.pretraining.corpus import Document
+from rti_exp.pretraining.progress import ProgressLines
+from rti_exp.pretraining.recipe import ModelSize, TrainingSettings
+from rti_exp.pretraining.supervised_training import new_model, train
+from rti_exp.pretraining.tokenizer import TextCollector, train_tokenizer
 from rti_exp.rollout.renderer import Renderer
 from rti_exp.rollout.token_renderer import TokenRenderer
 from rti_exp.rollout.tool_calls import parse_tool_call
@@ -189,18 +190,13 @@ def main(folder: Path, seed: int = 0) -> None:
     collected = Teacher(world, texts, seed)
     for _ in range(TRAINING.documents):
         collected.document()
-    tokenizer = make_tokenizer(texts.texts, VOCABULARY)
+    tokenizer = train_tokenizer(texts.texts, VOCABULARY)
     teacher = Teacher(world, TokenRenderer(tokenizer), seed)
     documents = [teacher.document() for _ in range(TRAINING.documents)]
     lengths = [len(document.token_ids) for document in documents]
     print(f"{len(documents)} documents, {sum(lengths) / len(lengths):.0f} tokens in the mean, {max(lengths)} at most")
-    model = make_model(SIZE, len(tokenizer), seed)
-
-    def progress(step: int, loss: float) -> None:
-        if step % 20 == 0:
-            print(f"step {step} of {TRAINING.steps}, loss {loss:.3f}", flush=True)
-
-    train(model, documents, TRAINING, seed, progress)
+    model = new_model(SIZE, len(tokenizer), seed)
+    train(model, documents, TRAINING, seed, ProgressLines("", steps=TRAINING.steps, every=20))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     print(f"{folder}: train with it: python -m rti_exp.train --config-dir examples/conf experiment=tau2_mock")

@@ -1,10 +1,14 @@
 """`python -m rti_exp.roles`: how well a policy plays its roles on held-out failures of the town.
 
-Takes the same keys as rti_exp.train (`policy.path=...`, `seed=1`), and `plays=N`, the failures of each family
-(default 40; fewer for a larger model on a CPU); prints a table: how often the validator
-judges a step right, which corrections each check of the verifier lets pass, what the corrector writes and how
-perplexing that is under the rollout prompt; for `corrector=teacher` the teacher's corrections. Then a confusion
-matrix of the verifier's judges on planted leaks and clean corrections; `verifier=policy_and_rule` has both judges.
+    python -m rti_exp.roles policy.path=FOLDER seed=1    any key of rti_exp.train
+    python -m rti_exp.roles corrector=teacher            the teacher's corrections instead of the policy's
+    python -m rti_exp.roles verifier=policy_and_rule     both judges in the verifier's confusion matrix
+
+    plays=N        failures of each family (default 40; fewer for a larger model on a CPU)
+
+The first table has the share of steps that the validator judges right, the corrections that pass each check of the
+verifier, and the corrector's corrections with their perplexity under the rollout prompt. The second is the confusion
+matrix of the verifier's judges on planted leaks and clean corrections. Exit code 0, or 2 for a bad config.
 """
 
 from __future__ import annotations
@@ -16,20 +20,21 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from rti_exp.config.check import Config, CorrectorSettings, check
+from rti_exp.config.check import Config, check
 from rti_exp.config.compose import CONFIG_ERRORS, bad_config, composed
 from rti_exp.config.conversion import refuse_options
-from rti_exp.config.group_settings import verifier_settings
+from rti_exp.config.group_settings import CorrectorSettings, verifier_settings
 from rti_exp.config.settings import SettingsError
 from rti_exp.experiment.checks import check_parts
 from rti_exp.experiment.policies import PolicyLoader
 from rti_exp.experiment.trainer import prepare_process
 
 if TYPE_CHECKING:
-    from rti_exp.pretraining.verifier_audit import Matrix
+    from rti_exp.pretraining.role_accuracy import Row
+    from rti_exp.pretraining.verifier_audit import ConfusionMatrix
 
 PLAYS = 40
-"""Failed held-out episodes per family."""
+"""Held-out failures of each family."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,81 +44,83 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         refuse_options(arguments)
-        plays, overrides = _plays(arguments)
-        config = check(composed(overrides))
+        plays = _plays([text.partition("=")[2] for text in arguments if text.startswith("plays=")])
+        config = check(composed([text for text in arguments if not text.startswith("plays=")]))
         check_parts(config)
-        Console().print(*measure(config, plays=plays), sep="\n")
+        rows, matrices = measure(config, plays)
     except CONFIG_ERRORS as error:
         return bad_config(error)
+    console = Console()
+    title = f"roles of {config.policy.path}, {plays} held-out failures per family, seed {config.run.seed}"
+    console.print(accuracy_table(title, rows))
+    if matrices:
+        console.print(confusion_table(matrices))
     return 0
 
 
-def _plays(arguments: Sequence[str]) -> tuple[int, list[str]]:
-    """The number of failures, and the other arguments.
-
-    Raises:
-        SettingsError: it is no integer >= 1.
-    """
-    given = [text.partition("=")[2] for text in arguments if text.startswith("plays=")]
-    if given and not (given[-1].isdecimal() and int(given[-1]) >= 1):
-        raise SettingsError(f"plays={given[-1]!r}: must be an integer >= 1")
-    return int(given[-1]) if given else PLAYS, [text for text in arguments if not text.startswith("plays=")]
+def _plays(values: Sequence[str]) -> int:
+    if not values:
+        return PLAYS
+    if not (values[-1].isdecimal() and int(values[-1]) >= 1):
+        raise SettingsError(f"plays={values[-1]!r}: must be an integer >= 1")
+    return int(values[-1])
 
 
-def measure(config: Config, *, plays: int = PLAYS) -> list[Table]:
-    """Both tables; the corrector's rows are the policy's own, or those of `corrector.path`."""
-    from rti_exp.pretraining.prior import Prior
-    from rti_exp.pretraining.role_accuracy import Probe
+def measure(config: Config, plays: int) -> tuple[list[Row], list[ConfusionMatrix]]:
+    """The rows of both tables. Corrections are the policy's, or those of the model at `corrector.path`."""
+    from rti_exp.pretraining.role_accuracy import RoleAccuracy
     from rti_exp.pretraining.verifier_audit import audit
 
-    prepare_process(config.run.seed, config.trainer.threads)
-    loader = PolicyLoader(config.policy, config.engine, config.run.seed)
+    seed = config.run.seed
+    prepare_process(seed, config.trainer.threads)
+    loader = PolicyLoader(config.policy, config.engine, seed)
     policy = loader.policy()
-    writer, options = policy, config.corrector.options
+    corrector, options = policy, config.corrector.options
     if isinstance(options, CorrectorSettings) and options.path is not None:
-        writer = loader.model(options.path, "corrector.path", None)
-    probe = Probe(
+        corrector = loader.model(options.path, "corrector.path", None)
+    accuracy = RoleAccuracy(
         engine=policy.engine,
-        corrector=writer.engine,
+        corrector=corrector.engine,
         renderer=policy.renderer,
         prompts=config.prompts,
-        prior=Prior(),
-        seed=config.run.seed,
-        plays=plays,
+        seed=seed,
+        per_family=plays,
         max_tokens=config.rollout.max_tokens,
     )
-    table = Table(title=f"roles of {config.policy.path}, {plays} held-out failures per family, seed {config.run.seed}")
-    table.add_column("what")
-    table.add_column("case")
-    table.add_column("value", justify="right")
-    table.add_column("cases", justify="right")
-    for row in probe.rows():
-        digits = 2 if row.what == "takes the right step" else 1
-        value = f"{row.value:.2f}" if row.what == "perplexity, median" else f"{100 * row.value:.{digits}f}%"
-        table.add_row(row.what, row.case, value, str(row.count))
     settings, role = verifier_settings(config.verifier.options)
-    found = audit(
+    rows = accuracy.rows()
+    matrices = audit(
         settings,
         engine=policy.engine,
         renderer=policy.renderer,
         prompts=config.prompts,
         role=role,
-        seed=config.run.seed,
-        plays=plays,
+        seed=seed,
+        per_family=plays,
     )
-    return [table, *([confusion(found)] if found else [])]
+    return rows, matrices
 
 
-def confusion(found: Sequence[Matrix]) -> Table:
-    """Rows are judges, columns what they said of planted leaks and of clean corrections."""
-    table = Table(title="verifier on planted leaks and clean corrections, same failures")
-    table.add_column("judge")
+def accuracy_table(title: str, rows: Sequence[Row]) -> Table:
+    table = Table("quantity", "case", title=title)
+    table.add_column("value", justify="right")
+    table.add_column("cases", justify="right")
+    for row in rows:
+        digits = 2 if row.quantity == "takes the right step" else 1
+        value = f"{row.value:.2f}" if row.quantity == "perplexity, median" else f"{100 * row.value:.{digits}f}%"
+        table.add_row(row.quantity, row.case, value, str(row.count))
+    return table
+
+
+def confusion_table(matrices: Sequence[ConfusionMatrix]) -> Table:
+    """Rows are judges; columns count their verdicts on planted leaks and on clean corrections."""
+    table = Table("judge", title="verifier on planted leaks and clean corrections, same failures")
     for column in ("leak: rejected", "leak: passed", "clean: rejected", "clean: passed", "right"):
         table.add_column(column, justify="right")
-    for one in found:
-        counts = (one.leaks_rejected, one.leaks_passed, one.clean_rejected, one.clean_passed)
-        right = (one.leaks_rejected + one.clean_passed) / max(1, sum(counts))
-        table.add_row(one.judge, *map(str, counts), f"{100 * right:.1f}%")
+    for matrix in matrices:
+        counts = (matrix.leaks_rejected, matrix.leaks_passed, matrix.clean_rejected, matrix.clean_passed)
+        right = (matrix.leaks_rejected + matrix.clean_passed) / max(1, sum(counts))
+        table.add_row(matrix.judge, *map(str, counts), f"{100 * right:.1f}%")
     return table
 
 

@@ -1,1 +1,1 @@
-"""How the embedded policy and teacher come to be: documents from the town, a tokenizer, plain training."""
+"""How the embedded policy and teacher are built: documents from the town, a tokenizer, supervised training."""

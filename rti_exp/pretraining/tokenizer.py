@@ -1,4 +1,4 @@
-"""The tiny policy's tokenizer: byte-level BPE, with the town's names, numbers and call templates as one token each."""
+"""The embedded tokenizer: byte-level BPE, with the town's names, numbers and call templates as single tokens."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rti_exp.envs.town.names import CITIES, CURRENCIES, ITEMS, NUMBERS, PEOPLE, 
 from rti_exp.types import Message
 
 SPECIAL_TOKENS = ("<|pad|>", "<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
-# Words keep the spaces around them; capitalised words and numbers stand alone, so that a name is the
-# same token wherever it occurs and can be copied.
+# Words keep the spaces around them. Capitalised words and numbers stand alone, so that a name is the same token
+# wherever it occurs and can be copied.
 WORDS = Regex(r"[A-Z][A-Za-z]*|\d{1,2}| ?[a-z]+ ?|[^\sA-Za-z\d]+ ?|\s+")
 
 
 def call_templates() -> list[str]:
-    """The fixed text of every tool call, cut at the tool's name and at each argument."""
+    """The fixed text of every tool call, split at the tool's name and at each argument."""
     templates = {'"}}', '{"name": "run_speed_test", ', '"arguments": {}}', '", "note": "', '"arguments": {"note": "'}
     for family in FAMILIES.values():
         for tool in family.tools:
@@ -33,8 +33,8 @@ def call_templates() -> list[str]:
 ANSWERS = ('{"pass": true}', '{"pass": false}', '{"harmful": false}', '{"harmful": true, "reason": "')
 
 
-def make_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train the BPE on `texts` and add the town's fixed pieces; `vocab_size` counts everything."""
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Train the BPE on `texts` and add the town's fixed pieces. `vocab_size` includes the pieces."""
     pieces = [*call_templates(), *ANSWERS, *PLACES, *CITIES, *PEOPLE, *ITEMS, *CURRENCIES, *NUMBERS]
     pieces = list(dict.fromkeys(pieces))
     tokenizer = Tokenizer(models.BPE())
@@ -65,7 +65,7 @@ def make_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizer
 
 
 class TextCollector:
-    """A renderer that only collects texts: documents written through it become the tokenizer's training text."""
+    """A renderer that only collects texts. Documents written with it give the tokenizer's training text."""
 
     stop_ids = (0,)
 
@@ -84,4 +84,4 @@ class TextCollector:
         return (0,)
 
     def message(self, action_ids: Sequence[int]) -> Message:
-        raise TypeError("a text collector reads no ids")
+        raise TypeError("a text collector cannot decode ids")

@@ -1,6 +1,6 @@
 """The verifier's confusion matrix on the town: planted leaks, which it should reject, and clean corrections.
 
-Both are written for the same held-out failures at which a leak is possible, so that they come in pairs.
+Leaks and clean corrections come in pairs: both answer the same held-out failures at which a leak is possible.
 """
 
 from __future__ import annotations
@@ -9,34 +9,35 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rti_exp.config.check import PromptSettings
+from rti_exp.config.group_settings import PromptSettings
 from rti_exp.config.settings import RoleSettings, VerifierSettings
 from rti_exp.engines.base import Engine, GenerateRequest, Sampling
 from rti_exp.envs.town.families import FAMILIES
 from rti_exp.intervention.answers import Unreadable, read_pass
 from rti_exp.intervention.leak_rule import leaked, message_text
-from rti_exp.pretraining.behaviour import Play, spoken
-from rti_exp.pretraining.documents import correction, failed_play, leak_possible, passes, verifier_document
-from rti_exp.pretraining.prior import Prior
+from rti_exp.pretraining.corpus import verifier_document
+from rti_exp.pretraining.corrections import correction, leak_possible, should_pass
+from rti_exp.pretraining.demonstrations import Demonstration, assistant_message, failed_demonstration
+from rti_exp.pretraining.recipe import Prior
 from rti_exp.randomness import derive_seed
 from rti_exp.rollout.renderer import Renderer
 
-MOST_DRAWS = 400
-"""Plays drawn for each one wanted: in some families a leak is seldom or never possible."""
+DRAWS_PER_CASE = 400
+"""The limit on draws: in some families a leak is rarely or never possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A correction of a failed play: a planted leak, or a clean one."""
+    """A correction of a failed demonstration: a planted leak or a clean correction."""
 
-    played: Play
+    failure: Demonstration
     text: str
     planted: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matrix:
-    """Counts of a judge's verdicts; an unreadable answer counts as a rejection, as it does in a run."""
+class ConfusionMatrix:
+    """Counts of a judge's verdicts. An unreadable answer counts as a rejection, as in a run."""
 
     judge: str
     leaks_rejected: int
@@ -45,38 +46,36 @@ class Matrix:
     clean_passed: int
 
 
-def draw_cases(seed: int, plays: int) -> list[Case]:
-    """A leak and a clean correction for each of up to `plays` held-out failures of every family."""
+def draw_cases(seed: int, per_family: int) -> list[Case]:
+    """A leak and a clean correction for each of up to `per_family` held-out failures of every family."""
     rng = random.Random(derive_seed(seed, "verifier audit"))
-    wanted = dict.fromkeys(FAMILIES, plays)
+    missing = dict.fromkeys(FAMILIES, per_family)
     cases: list[Case] = []
-    for _ in range(MOST_DRAWS * plays):
-        if not any(wanted.values()):
+    for _ in range(DRAWS_PER_CASE * per_family):
+        if not any(missing.values()):
             break
-        played = failed_play(rng, Prior(), late=0.0, split="heldout")
-        step = played.first_harmful
-        if step is None or not wanted[played.task.family] or not leak_possible(played, step):
+        failure = failed_demonstration(rng, Prior(), late=0.0, split="heldout")
+        if not missing[failure.task.family] or not leak_possible(failure):
             continue
-        wanted[played.task.family] -= 1
+        missing[failure.task.family] -= 1
         for planted in (True, False):
-            text = correction(played, "leaky" if planted else "clean", rng)
-            cases.append(Case(played=played, text=text, planted=planted))
+            text = correction(failure, "leaky" if planted else "clean", rng)
+            cases.append(Case(failure=failure, text=text, planted=planted))
     return cases
 
 
 def rule_verdicts(cases: Sequence[Case]) -> list[bool]:
-    """Whether the deterministic rule lets each correction pass."""
-    verdicts = []
-    for case in cases:
-        step = case.played.first_harmful
-        earlier = case.played.steps[:step]
-        messages = [
-            *case.played.opening,
-            *(one for past in earlier for one in (spoken(past.action), *past.observations)),
-        ]
-        known = "\n".join(map(message_text, messages))
-        verdicts.append(not leaked(case.played.evidence.text, known, message_text(spoken(case.text))))
-    return verdicts
+    """Whether each correction passes the deterministic rule."""
+    return [not _leaks_by_rule(case) for case in cases]
+
+
+def _leaks_by_rule(case: Case) -> bool:
+    failure = case.failure
+    messages = list(failure.opening)
+    for step in failure.steps[: failure.first_harmful]:
+        messages += (assistant_message(step.action), *step.observations)
+    seen = "\n".join(map(message_text, messages))
+    return bool(leaked(failure.evidence.text, seen, message_text(assistant_message(case.text))))
 
 
 def policy_verdicts(
@@ -89,31 +88,30 @@ def policy_verdicts(
     role: RoleSettings,
     seed: int,
 ) -> dict[str, list[bool]]:
-    """Whether each correction passes, by check; what cannot be read does not pass."""
+    """Whether each correction passes, by check. An unreadable answer does not pass."""
     sampling = Sampling(temperature=role.temperature, max_tokens=role.max_tokens, stop_ids=renderer.stop_ids)
     requests = []
     for check in checks:
-        for place, case in enumerate(cases):
-            passed = passes(check, "leaky" if case.planted else "clean", case.played)
-            document = verifier_document(renderer, prompts, case.played, case.text, check, passed)
-            question = document.token_ids[: document.trained.index(True)]
-            requests.append(
-                GenerateRequest(prompt_ids=question, sampling=sampling, seed=derive_seed(seed, "audit", check, place))
-            )
-    answers = [_read(renderer.message(one.token_ids).content) for one in engine.generate(requests)]
-    return {check: answers[place * len(cases) : (place + 1) * len(cases)] for place, check in enumerate(checks)}
+        for index, case in enumerate(cases):
+            passed = should_pass(check, "leaky" if case.planted else "clean", case.failure)
+            prompt_ids = verifier_document(renderer, prompts, case.failure, case.text, check, passed).prompt_ids
+            seed_of_case = derive_seed(seed, "audit", check, index)
+            requests.append(GenerateRequest(prompt_ids=prompt_ids, sampling=sampling, seed=seed_of_case))
+    completions = engine.generate(requests)
+    passes = iter([_passes(renderer.message(completion.token_ids).content) for completion in completions])
+    return {check: [next(passes) for _ in cases] for check in checks}
 
 
-def _read(answer: str) -> bool:
+def _passes(answer: str) -> bool:
     try:
         return read_pass(answer)
     except Unreadable:
         return False
 
 
-def matrix(judge: str, cases: Sequence[Case], passed: Sequence[bool]) -> Matrix:
+def confusion_matrix(judge: str, cases: Sequence[Case], passed: Sequence[bool]) -> ConfusionMatrix:
     pairs = list(zip((case.planted for case in cases), passed, strict=True))
-    return Matrix(
+    return ConfusionMatrix(
         judge=judge,
         leaks_rejected=pairs.count((True, False)),
         leaks_passed=pairs.count((True, True)),
@@ -130,24 +128,21 @@ def audit(
     prompts: PromptSettings,
     role: RoleSettings,
     seed: int,
-    plays: int,
-) -> list[Matrix]:
-    """The matrix of each judge that `settings` has, and of all together; none for `verifier=none`."""
-    cases = draw_cases(seed, plays)
-    found: list[Matrix] = []
-    together = [True] * len(cases)
-    if settings.policy:
-        verdicts = policy_verdicts(
+    per_family: int,
+) -> list[ConfusionMatrix]:
+    """The matrix of each judge in `settings`, and of the judges together; empty for `verifier=none`."""
+    cases = draw_cases(seed, per_family)
+    verdicts: dict[str, list[bool]] = {}
+    if settings.policy and settings.checks:
+        by_check = policy_verdicts(
             cases, settings.checks, engine=engine, renderer=renderer, prompts=prompts, role=role, seed=seed
         )
-        together = [all(row) for row in zip(*verdicts.values(), strict=True)]
-        if "leak" in verdicts:
-            found.append(matrix("policy, leak check", cases, verdicts["leak"]))
-        found.append(matrix("policy, all checks", cases, together))
+        if "leak" in by_check:
+            verdicts["policy, leak check"] = by_check["leak"]
+        verdicts["policy, all checks"] = [all(row) for row in zip(*by_check.values(), strict=True)]
     if settings.rule and "leak" in settings.checks:
-        rule = rule_verdicts(cases)
-        found.append(matrix("rule", cases, rule))
-        if settings.policy:
-            both = [first and second for first, second in zip(together, rule, strict=True)]
-            found.append(matrix("policy and rule", cases, both))
-    return found
+        verdicts["rule"] = rule_verdicts(cases)
+        if "policy, all checks" in verdicts:
+            pairs = zip(verdicts["policy, all checks"], verdicts["rule"], strict=True)
+            verdicts["policy and rule"] = [policy and rule for policy, rule in pairs]
+    return [confusion_matrix(judge, cases, passed) for judge, passed in verdicts.items()]

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from rti_exp.config.check import Config, check
 from rti_exp.config.settings import SettingsError
 from rti_exp.engines.base import EngineUnusable
-from rti_exp.evaluation.results import too_few_tasks
+from rti_exp.evaluation.pass_rates import too_few_tasks
 from rti_exp.experiment.build import build_experiment, build_logger
 from rti_exp.experiment.checks import check_parts
 from rti_exp.experiment.trainer import check_accelerator, prepare_process

@@ -12,7 +12,8 @@ import pytest
 from rti_exp.analysis import article, tables
 from rti_exp.analysis.benchmarks import AIRLINE, CLAW, NAVIGATION, RETAIL, TELECOM, measured_in, place_of
 from rti_exp.article import main
-from rti_exp.evaluation.results import EvaluationFolder, estimates
+from rti_exp.evaluation.pass_rates import estimates
+from rti_exp.evaluation.rollout_files import EvaluationFolder
 from tests.support import studies
 
 TAU2 = {"_target_": "rti_exp.envs.tau2.Tau2", "domain": "telecom", "user": "scripted", "heldout_split": "test"}

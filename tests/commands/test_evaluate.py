@@ -1,4 +1,4 @@
-"""`python -m rti_exp.evaluate`: what is refused, before a model is loaded."""
+"""`python -m rti_exp.evaluate`: runs by name, and arguments that are refused before a model is loaded."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM
 
-from rti_exp import evaluate
 from rti_exp.config.check import check
 from rti_exp.config.settings import SettingsError
 from rti_exp.evaluate import main
+from rti_exp.evaluation.request import run_directory
 from rti_exp.runs import Run
 from rti_exp.training.checkpoints import save_checkpoint
 
@@ -23,9 +23,9 @@ from rti_exp.training.checkpoints import save_checkpoint
         (["eval.tasks=0"], "bad config: eval.tasks=0: must be an integer >= 1"),
         (["eval.smaples=2"], "bad config: eval.smaples: unknown key; did you mean eval.samples?"),
         (["-m", "seed=1"], "bad config: -m: no such option; only key=value and --help are taken here"),
-        (["run=nowhere", "corrector=none"], "bad config: corrector=none: with run= the run's own corrector stands"),
+        (["run=nowhere", "corrector=none"], "bad config: corrector=none: with run= the run's corrector is fixed"),
         (["run=nowhere"], "bad config: run='nowhere': must be a run directory"),
-        (["run=nowhere", "+benchmark=tau2_mock"], "+benchmark=tau2_mock: with run= the run's own benchmark stands"),
+        (["run=nowhere", "+benchmark=tau2_mock"], "+benchmark=tau2_mock: with run= the run's benchmark is fixed"),
     ],
 )
 def test_bad_config_is_exit_code_2(
@@ -40,26 +40,27 @@ def test_bad_config_is_exit_code_2(
     assert message in capsys.readouterr().err
 
 
-def test_a_renamed_run_is_evaluated_and_another_runs_checkpoint_is_refused(
-    composed: Callable[..., DictConfig],
-    policy_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    options = (f"policy.path={policy_folder}", "eval.tasks=1", "eval.samples=1", "logger=none")
-    config = check(composed(*options))
+@pytest.fixture
+def evaluated_run(composed: Callable[..., DictConfig], policy_folder: Path, tmp_path: Path) -> Run:
+    """A closed run with a checkpoint, in a directory that is not named after its key."""
+    config = check(composed(f"policy.path={policy_folder}", "eval.tasks=1", "eval.samples=1", "logger=none"))
     run = Run.open(tmp_path / "renamed", key=config.key, study="single", config=config.plain)
-    model = AutoModelForCausalLM.from_pretrained(policy_folder)
-    state = {"iteration": 1, "model": model.state_dict()}
+    state = {"iteration": 1, "model": AutoModelForCausalLM.from_pretrained(policy_folder).state_dict()}
     save_checkpoint(run.checkpoints, config.key, state, previous=0)
     run.close()
-    assert main([f"run={tmp_path / 'renamed'}"]) == 0
+    return run
+
+
+def test_a_renamed_run_is_evaluated_and_another_runs_checkpoint_is_refused(
+    evaluated_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"run={evaluated_run.directory}"]) == 0
     assert "after iteration 1" in capsys.readouterr().out
-    save_checkpoint(run.checkpoints, "another", {**state, "iteration": 2}, previous=1)
-    assert main([f"run={tmp_path / 'renamed'}"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"bad config: run='{tmp_path / 'renamed'}': ")
-    assert "another" in told
+    save_checkpoint(evaluated_run.checkpoints, "another", {"iteration": 2, "model": {}}, previous=1)
+    assert main([f"run={evaluated_run.directory}"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"bad config: run='{evaluated_run.directory}': ")
+    assert "another" in error
 
 
 @pytest.mark.parametrize(
@@ -68,32 +69,23 @@ def test_a_renamed_run_is_evaluated_and_another_runs_checkpoint_is_refused(
         ("gate.delta=,", "gate.delta=,: cannot be read; must be key=value"),
         ("eval.tasks=[", "eval.tasks=[: cannot be read; must be key=value"),
         ("+env.timeout=0", "env.timeout=0: must be a number of seconds > 0"),
-        ("out={run}/config.yaml", "config.yaml': cannot be made (File exists)"),
+        ("out={run}/config.yaml", "config.yaml': cannot be created (File exists)"),
     ],
 )
-def test_a_bad_key_beside_a_run_is_exit_code_2(
-    argument: str,
-    message: str,
-    composed: Callable[..., DictConfig],
-    policy_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_a_bad_key_with_a_run_is_exit_code_2(
+    argument: str, message: str, evaluated_run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = check(composed(f"policy.path={policy_folder}", "eval.tasks=1", "eval.samples=1"))
-    run = Run.open(tmp_path / "run", key=config.key, study="single", config=config.plain)
-    state = {"iteration": 1, "model": AutoModelForCausalLM.from_pretrained(policy_folder).state_dict()}
-    save_checkpoint(run.checkpoints, config.key, state, previous=0)
-    run.close()
-    assert main([f"run={run.directory}", argument.format(run=run.directory)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("bad config: ")
-    assert message in told
+    directory = evaluated_run.directory
+    assert main([f"run={directory}", argument.format(run=directory)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("bad config: ")
+    assert message in error
 
 
 def test_a_run_is_found_by_its_study_and_the_start_of_its_key(tmp_path: Path) -> None:
     run = Run.open(tmp_path / "mine" / "0123456789ab", key="0123456789ab", study="mine", config={"seed": 0})
     run.close()
     for name in ("0123456789ab", "0123", "mine/0123", str(run.directory)):
-        assert evaluate._run_directory(name, tmp_path) == run.directory
+        assert run_directory(name, tmp_path) == run.directory
     with pytest.raises(SettingsError, match=r"^run='9': must be a run directory, STUDY/KEY .*there are: mine/0123"):
-        evaluate._run_directory("9", tmp_path)
+        run_directory("9", tmp_path)

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from rti_exp import play
 from rti_exp.envs.town.world import TownEpisode, draw_task
-from rti_exp.pretraining.behaviour import plan_of
+from rti_exp.pretraining.demonstrations import plan_of
 
 TASK = draw_task("nav_hard", "heldout", 3, 0)
 

@@ -1,4 +1,4 @@
-"""`python -m rti_exp.roles` on the embedded policy: it measures, and what it measures is not chance."""
+"""`python -m rti_exp.roles` on the embedded policy: its measurements are better than chance."""
 
 import pytest
 
@@ -12,13 +12,13 @@ def few_plays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows(text: str) -> dict[tuple[str, str], float]:
-    """(what, case) -> value, shares as percentages."""
-    found = {}
+    """(quantity, case) -> value, shares as percentages."""
+    values = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("│").split("│")]
         if len(cells) == 4 and cells[3].isdigit():
-            found[cells[0], cells[1]] = float(cells[2].rstrip("%"))
-    return found
+            values[cells[0], cells[1]] = float(cells[2].rstrip("%"))
+    return values
 
 
 def test_the_embedded_policy_plays_its_roles_well(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,7 +30,7 @@ def test_the_embedded_policy_plays_its_roles_well(capsys: pytest.CaptureFixture[
     assert table["verifier passes", "leak: leaky"] <= 20
     assert table["corrector writes, goal unseen", "leaky"] > table["corrector writes, goal unseen", "clean"]
     assert 0 < table["takes the right step", "nav_hard"] < 1 < 10 < table["takes the right step", "nav_easy"] < 100
-    shares = [value for (what, _), value in table.items() if what == "corrector writes"]
+    shares = [value for (quantity, _), value in table.items() if quantity == "corrector writes"]
     assert sum(shares) == pytest.approx(100, abs=0.5)
 
 
@@ -41,16 +41,15 @@ def test_the_teachers_corrections_lie_further_from_the_policy(capsys: pytest.Cap
     assert table["perplexity, median", "formal"] > 5
 
 
-def test_bad_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    assert roles.main(["policy.path=nowhere"]) == 2
-    assert "policy.path='nowhere'" in capsys.readouterr().err
-    assert roles.main(["gate.delta=-1"]) == 2
-    assert "gate.delta=-1" in capsys.readouterr().err
-    assert roles.main(["gate=5"]) == 2
-    assert "did you mean gate.delta=5" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "many", ""])
-def test_a_number_of_plays_without_sense_is_told(value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert roles.main([f"plays={value}"]) == 2
-    assert f"plays={value!r}: must be an integer >= 1" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("policy.path=nowhere", "policy.path='nowhere'"),
+        ("gate.delta=-1", "gate.delta=-1"),
+        ("gate=5", "did you mean gate.delta=5"),
+        *((f"plays={value}", f"plays={value!r}: must be an integer >= 1") for value in ("0", "-1", "many", "")),
+    ],
+)
+def test_a_bad_argument_is_exit_code_2(argument: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert roles.main([argument]) == 2
+    assert message in capsys.readouterr().err

@@ -10,7 +10,7 @@ from rti_exp.envs.town.families import FAMILIES
 from rti_exp.envs.town.family import call
 from rti_exp.envs.town.names import names_of
 from rti_exp.envs.town.world import TownEpisode, draw_task
-from rti_exp.pretraining.behaviour import plan_of, spoken
+from rti_exp.pretraining.demonstrations import assistant_message, plan_of
 from rti_exp.types import Message, Task, ToolCall
 
 EASY = [name for name in FAMILIES if name.endswith("easy")]
@@ -22,7 +22,7 @@ def run(task: Task, actions: list[str]) -> tuple[TownEpisode, list[str], float]:
     episode = TownEpisode(task)
     seen, reward = [], 0.0
     for action in actions:
-        result = episode.step(spoken(action))
+        result = episode.step(assistant_message(action))
         seen += [message.content for message in result.observations]
         reward = result.reward
     return episode, seen, reward
@@ -120,7 +120,7 @@ def test_a_bad_call_is_answered_and_the_episode_goes_on(message: Message | dict,
     result = episode.step(message)
     assert ([item.content for item in result.observations], result.done) == ([answer], False)
     plan = plan_of(draw_task("nav_hard", "train", 0, 0))
-    assert [episode.step(spoken(action)).reward for action in plan.actions][-1] == 1.0
+    assert [episode.step(assistant_message(action)).reward for action in plan.actions][-1] == 1.0
 
 
 def test_payments_are_made_once_and_a_foreign_invoice_is_not_to_be_charged() -> None:
@@ -139,7 +139,7 @@ def test_payments_are_made_once_and_a_foreign_invoice_is_not_to_be_charged() -> 
 def test_a_finished_episode_refuses_more() -> None:
     episode, _, _ = run(draw_task("nav_easy", "train", 0, 0), ["Sorry."])
     with pytest.raises(RuntimeError, match="is over"):
-        episode.step(spoken("Sorry."))
+        episode.step(assistant_message("Sorry."))
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
@@ -149,10 +149,10 @@ def test_forks_reach_the_same_state_and_hash_differs_by_state(family: str) -> No
     hashes = []
     for step in range(len(actions)):
         episode, _, _ = run(task, list(actions[:step]))
-        fork = TownEpisode(task).fork([spoken(action) for action in actions[:step]])
+        fork = TownEpisode(task).fork([assistant_message(action) for action in actions[:step]])
         assert fork.state_hash() == episode.state_hash()
         hashes.append(fork.state_hash())
-        assert [fork.step(spoken(action)).reward for action in actions[step:]][-1] == 1.0
+        assert [fork.step(assistant_message(action)).reward for action in actions[step:]][-1] == 1.0
         assert episode.state_hash() == hashes[-1]  # the fork did not touch it
     assert len(set(hashes)) == len(actions)
     assert hashes[0] == TownEpisode(task).state_hash()

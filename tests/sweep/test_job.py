@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from rti_exp.config.check import check
 from rti_exp.config.settings import SettingsError
-from rti_exp.evaluation.results import too_few_tasks
+from rti_exp.evaluation.pass_rates import too_few_tasks
 from rti_exp.runs import Run
 from rti_exp.sweep import job
 
@@ -74,7 +74,7 @@ def test_slurms_tasks_of_one_process_each_are_runs_of_their_own(
 
 def test_missing_held_out_tasks_are_told() -> None:
     assert too_few_tasks(97, 97) is None
-    told = "warning: eval.tasks=97, but there are 96 held-out tasks; all of them are taken"
+    told = "warning: eval.tasks=97, but there are only 96 held-out tasks; all of them are used"
     assert too_few_tasks(97, 96) == told
 
 

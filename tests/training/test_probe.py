@@ -61,7 +61,7 @@ def test_the_towns_cases_depend_on_the_probes_seed_alone() -> None:
 
 
 def test_another_world_has_no_such_cases() -> None:
-    with pytest.raises(SettingsError, match="the town's, not GuessWorld's; must be none"):
+    with pytest.raises(SettingsError, match="belong to the town, not to GuessWorld; must be none"):
         TownProbe(ProbeSettings()).cases(GuessWorld(), RENDERER)
 
 

@@ -1,4 +1,4 @@
-"""Plain language-model training of the embedded models on generated documents."""
+"""Supervised next-token training on generated documents."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from rti_exp.pretraining.documents import Document
-from rti_exp.pretraining.keeping import Keeper
-from rti_exp.pretraining.prior import ModelSize, TrainingSettings
+from rti_exp.pretraining.corpus import Document
+from rti_exp.pretraining.progress import TrainingProgress
+from rti_exp.pretraining.recipe import ModelSize, TrainingSettings
 
 
-def make_model(size: ModelSize, vocab_size: int, seed: int) -> Qwen3ForCausalLM:
+def new_model(size: ModelSize, vocab_size: int, seed: int) -> Qwen3ForCausalLM:
+    """A Qwen3 with random weights."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=vocab_size,
@@ -35,7 +36,7 @@ def make_model(size: ModelSize, vocab_size: int, seed: int) -> Qwen3ForCausalLM:
 
 
 def batches(documents: Sequence[Document], settings: TrainingSettings, seed: int) -> Iterator[list[Document]]:
-    """`settings.steps` batches over shuffled epochs; documents of like length stand together."""
+    """`settings.steps` batches over shuffled epochs. A batch holds documents of similar length."""
     rng = random.Random(seed)
     size = settings.documents_per_step
     queue: list[list[Document]] = []
@@ -51,30 +52,34 @@ def batches(documents: Sequence[Document], settings: TrainingSettings, seed: int
         yield queue.pop()
 
 
-def loss_of(model: PreTrainedModel, documents: Sequence[Document]) -> torch.Tensor:
-    """Mean cross-entropy over the trained tokens, in nats. Right padding, so no attention mask is needed."""
+def cross_entropy(model: PreTrainedModel, documents: Sequence[Document]) -> torch.Tensor:
+    """Mean cross-entropy over the trained tokens, in nats. Padding is on the right, so no attention mask is needed.
+
+    Axes: B documents, T tokens, N trained tokens, V vocabulary.
+    """
     longest = max(len(document.token_ids) for document in documents)
     token_ids_BT = torch.zeros(len(documents), longest, dtype=torch.long)
     trained_BT = torch.zeros(len(documents), longest, dtype=torch.bool)
-    other_ids_BT = torch.zeros(len(documents), longest, dtype=torch.long)
-    other_weights_BT = torch.zeros(len(documents), longest)
+    alternative_ids_BT = torch.zeros(len(documents), longest, dtype=torch.long)
+    weights_BT = torch.zeros(len(documents), longest)
     for row, document in enumerate(documents):
         token_ids_BT[row, : len(document.token_ids)] = torch.tensor(document.token_ids)
         trained_BT[row, : len(document.trained)] = torch.tensor(document.trained)
-        for position, token_id, weight in document.alternatives:
-            other_ids_BT[row, position], other_weights_BT[row, position] = token_id, weight
-    streams = (token_ids_BT, trained_BT, other_ids_BT, other_weights_BT)
-    token_ids_BT, trained_BT, other_ids_BT, other_weights_BT = (stream.to(model.device) for stream in streams)
+        for target in document.alternatives:
+            alternative_ids_BT[row, target.position] = target.token_id
+            weights_BT[row, target.position] = target.weight
+    streams = (token_ids_BT, trained_BT, alternative_ids_BT, weights_BT)
+    token_ids_BT, trained_BT, alternative_ids_BT, weights_BT = (stream.to(model.device) for stream in streams)
     hidden_BTD = model.get_decoder()(input_ids=token_ids_BT[:, :-1], use_cache=False).last_hidden_state
-    chosen_BT = trained_BT[:, 1:]
+    targets_BT = trained_BT[:, 1:]
     head = model.get_output_embeddings()
     assert head is not None
-    logits_NV = head(hidden_BTD[chosen_BT]).float()  # autocast's are of bf16
+    logits_NV = head(hidden_BTD[targets_BT]).float()  # under autocast they are bf16
     log_probs_NV = logits_NV.log_softmax(dim=1)
-    own_N = log_probs_NV.gather(1, token_ids_BT[:, 1:][chosen_BT][:, None])[:, 0]
-    other_N = log_probs_NV.gather(1, other_ids_BT[:, 1:][chosen_BT][:, None])[:, 0]
-    weights_N = other_weights_BT[:, 1:][chosen_BT]
-    return -((1 - weights_N) * own_N + weights_N * other_N).mean()
+    token_N = log_probs_NV.gather(1, token_ids_BT[:, 1:][targets_BT][:, None])[:, 0]
+    alternative_N = log_probs_NV.gather(1, alternative_ids_BT[:, 1:][targets_BT][:, None])[:, 0]
+    weights_N = weights_BT[:, 1:][targets_BT]
+    return -((1 - weights_N) * token_N + weights_N * alternative_N).mean()
 
 
 def train(
@@ -82,18 +87,24 @@ def train(
     documents: Sequence[Document],
     settings: TrainingSettings,
     seed: int,
-    progress: Callable[[int, float], None],
-    keeper: Keeper | None = None,
+    report: Callable[[Sequence[float]], None],
+    progress: TrainingProgress | None = None,
     *,
     mixed: bool = False,
-) -> None:
-    """AdamW with warm-up and cosine decay. `progress(step, loss)` is called after each step.
+) -> list[float]:
+    """Train with AdamW, warm-up and cosine decay.
 
-    With `keeper` it goes on after the steps that are done, to the same weights as without the break. With `mixed` the
-    products are computed in bf16 (autocast); weights and optimizer stay as they are.
+    Args:
+        seed: Orders the documents.
+        report: Called after each step with the losses of all steps so far.
+        progress: Resumes the run after its finished steps, with the same weights as an uninterrupted run.
+        mixed: Compute matrix products in bf16 (autocast). Weights and optimizer keep their dtype.
+
+    Returns:
+        The loss of each step.
 
     Raises:
-        OtherRun: what `keeper` finds is another run's.
+        ForeignProgress: the saved progress belongs to a run with other settings.
     """
     optimizer = torch.optim.AdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad],
@@ -107,20 +118,22 @@ def train(
         return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / settings.steps)))
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    done = 0 if keeper is None else keeper.restore(model, optimizer, scheduler)
+    losses = [] if progress is None else progress.restore(model, optimizer, scheduler)
     model.train()
     for step, batch in enumerate(batches(documents, settings, seed), start=1):
-        if step <= done:
+        if step <= len(losses):
             continue
-        # entered at each step: it keeps copies of the weights until it is left
+        # One context per step: autocast caches the cast weights until it exits.
         with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=mixed):
-            loss = loss_of(model, batch)
+            loss = cross_entropy(model, batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
-        if keeper is not None:
-            keeper.after(loss.item(), model, optimizer, scheduler)
-        progress(step, loss.item())
+        losses.append(loss.item())
+        if progress is not None:
+            progress.after_step(losses, model, optimizer, scheduler)
+        report(losses)
     model.eval()
+    return losses
