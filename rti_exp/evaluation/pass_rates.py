@@ -22,9 +22,7 @@ def too_few_tasks(requested: int, available: int) -> str | None:
     return f"warning: eval.tasks={requested}, but there are only {available} held-out tasks; all of them are used"
 
 
-def missing_samples(
-    tasks: Sequence[Task], samples: int, rows: Mapping[tuple[str, int], Row]
-) -> dict[str, list[int]]:
+def missing_samples(tasks: Sequence[Task], samples: int, rows: Mapping[tuple[str, int], Row]) -> dict[str, list[int]]:
     """The samples without a valid rollout, by task, for tasks that lack some."""
     missing = {
         task.id: [

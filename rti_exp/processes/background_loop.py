@@ -12,14 +12,27 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
+_lock = threading.Lock()
+
+
 @functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
+def _new_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="background event loop", daemon=True).start()
     return loop
 
 
-os.register_at_fork(after_in_child=_loop.cache_clear)  # threads do not survive a fork
+def _loop() -> asyncio.AbstractEventLoop:
+    with _lock:  # functools.cache alone lets two first callers create two loops
+        return _new_loop()
+
+
+def _after_fork() -> None:
+    _new_loop.cache_clear()  # threads do not survive a fork
+    _lock.release()
+
+
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork)
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:

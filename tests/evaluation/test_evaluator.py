@@ -318,9 +318,7 @@ def test_rollouts_have_the_trainers_precision(
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_a_missing_gpu_is_refused_first(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_gpu_is_refused_first(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert main(["trainer=gpu", "out=out"]) == 2

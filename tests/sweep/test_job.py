@@ -84,7 +84,7 @@ def test_a_gpu_that_is_not_there_is_told_before_the_run_has_a_directory(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     config = composed("trainer=gpu", f"policy.path={policy_folder}", f"runs_root={tmp_path}")
-    with pytest.raises(SettingsError, match=r"^trainer\.accelerator='gpu': .*; take trainer=cpu$"):
+    with pytest.raises(SettingsError, match=r"^trainer\.accelerator='gpu': .*; use trainer=cpu$"):
         job.run_job(config)
     assert list(tmp_path.iterdir()) == []
 
