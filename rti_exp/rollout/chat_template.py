@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 Text = tuple[str, dict[str, str]]
 """A template's text with placeholders, and the data of each placeholder."""
 _THOUGHT = re.compile(r"<think>\s*</think>\s*")
+_TURN = placeholder(10**9)
+_FIRST_CONTROL = 2 * 10**9
+"""The number of the first placeholder for control tokens in tools. Those of contents count from 0."""
 
 
 class UnsupportedTemplate(ValueError):
@@ -58,7 +61,7 @@ class ChatTemplate:
         The control tokens `markers` count in the assistant's contents. Its thinking goes to the template separately.
         """
         shown, data = self._placed(messages, markers)
-        schemas, more = self._tools(tools, len(data))
+        schemas, more = self._tools(tools)
         return self._render(shown, schemas), {**data, **more}
 
     def after_turn(self, messages: Sequence[Message]) -> Text:
@@ -118,11 +121,11 @@ class ChatTemplate:
             shown.append({"role": role, "content": kept, **thought})
         return shown, data
 
-    def _tools(self, tools: Sequence[Mapping[str, Any]], first: int) -> tuple[list[Any] | None, dict[str, str]]:
+    def _tools(self, tools: Sequence[Mapping[str, Any]]) -> tuple[list[Any] | None, dict[str, str]]:
         """Tools in the OpenAI form; control tokens in their text are data."""
         if not tools:
             return None, {}
-        data = {text: placeholder(100_000 + first + index) for index, text in enumerate(self._control)}
+        names = {text: placeholder(_FIRST_CONTROL + index) for index, text in enumerate(self._control)}
 
         def safe(value: Any) -> Any:
             if isinstance(value, Mapping):
@@ -130,12 +133,12 @@ class ChatTemplate:
             if isinstance(value, list | tuple):
                 return [safe(item) for item in value]
             if isinstance(value, str):
-                for text, name in data.items():
+                for text, name in names.items():
                     value = value.replace(text, name)
             return value
 
         wrapped = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
-        return [safe(tool) for tool in wrapped], {name: text for text, name in data.items()}
+        return [safe(tool) for tool in wrapped], {name: text for text, name in names.items()}
 
     def _render(self, messages: Sequence[Mapping[str, str]], tools: list[Any] | None) -> str:
         try:
@@ -153,13 +156,13 @@ class ChatTemplate:
         return text
 
     def _render_after_turn(self, kinds: tuple[tuple[str, bool], ...]) -> str:
-        user, turn = {"role": "user", "content": "u"}, {"role": "assistant", "content": placeholder(10**6)}
+        user, turn = {"role": "user", "content": "u"}, {"role": "assistant", "content": _TURN}
         later = [
             Message(role=role, content="x" if filled else "")  # pyright: ignore[reportArgumentType]
             for role, filled in kinds
         ]
         shown, _ = self._placed(later)
-        parts = self._render([user, turn, *shown], None).split(placeholder(10**6))
+        parts = self._render([user, turn, *shown], None).split(_TURN)
         if len(parts) != 2:
             raise UnsupportedTemplate("the chat template does not render an assistant turn as it was written")
         return parts[1]
