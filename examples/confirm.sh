@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The findings again, on a policy and a world that nothing was chosen on:
+# The main findings on a policy and a world held out from all tuning:
 #   examples/confirm.sh SEED [FOLDER]
 # pretrains a policy with this seed (into FOLDER, default bases), then trains on the world of the same seed: study
 # confirm_SEED (delta 0, 5, 20, inf; the shipped teacher; GRPO with the tokens of RTI; five seeds each). About 45 minutes
-# on one core. What is done is skipped when it is started again. For the verifier: examples/confirm_leaks.sh.
+# on one core. A rerun skips finished parts. For the verifier see examples/confirm_leaks.sh.
 set -euo pipefail
 
 seed="${1:?usage: examples/confirm.sh SEED [FOLDER]}"
@@ -15,7 +15,7 @@ train=("$python" -m rti_exp.train -m "env.seed=$seed")
 
 policy="policy.path=$bases/$seed/tiny"
 "${train[@]}" "study=confirm_$seed" "$policy" gate.delta=0,5,20,inf seed=0,1,2,3,4
-budget="$bases/$seed/budget.txt" # what RTI at delta 5 spent, read while the study holds nothing else
+budget="$bases/$seed/budget.txt" # the tokens of RTI at delta 5, read while the study has only these arms
 [ -s "$budget" ] || "$python" -m rti_exp.compute "confirm_$seed" --arm gate.delta=5 | grep -o 'budget.tokens=[0-9]*' >"$budget"
 "${train[@]}" "study=confirm_$seed" "$policy" experiment=teacher seed=0,1,2,3,4
 "${train[@]}" "study=confirm_$seed" "$policy" experiment=compute_matched "$(cat "$budget")" seed=0,1,2,3,4

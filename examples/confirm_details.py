@@ -1,7 +1,7 @@
-"""What docs/results/confirmation.md tells beside the reports: `python examples/confirm_details.py STUDY [RUNS_ROOT]`.
+"""Details of docs/results/confirmation.md: `python examples/confirm_details.py STUDY [RUNS_ROOT]`.
 
-Of a study of leaks (confirm_leaks_3): merges by family and how many of them leak, held-out pass@1 by iteration,
-training reward of the last ten iterations. Of any: what became of the corrections of each family.
+For a study of leaks (confirm_leaks_3): merges and leaking merges by family, held-out pass@1 by iteration, training
+reward of the last ten iterations. For any study: outcomes of the corrections of each family.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# What training without a verifier does, on a policy and a world that nothing was chosen on:
+# The effect of training without a verifier, on a policy and a world held out from all tuning:
 #   examples/confirm_leaks.sh SEED [FOLDER]
-# pretrains a leaky policy with this seed as the shipped one was (into FOLDER, default bases), then trains on the world of
+# pretrains a leaky policy with this seed and the shipped one's settings (into FOLDER, default bases), then trains on the world of
 # the same seed: study confirm_leaks_SEED (RTI, no verifier, GRPO, on two repeated tasks a family;
-# five seeds). About 40 minutes on one core. What is done is skipped when it is started again.
+# five seeds). About 40 minutes on one core. A rerun skips finished parts.
 set -euo pipefail
 
 seed="${1:?usage: examples/confirm_leaks.sh SEED [FOLDER]}"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# GRPO against RTI with SmolLM2-135M on the embedded town, in the size that a GPU allows:
+# GRPO against RTI with SmolLM2-135M on the embedded town, at a size that needs a GPU:
 #   examples/smollm2_gpu.sh [FOLDER]
 # warms the model up (ten times as long as on a CPU, into FOLDER, default policies/smollm2_gpu), then trains 60 iterations
-# of 16 tasks x 8 with delta 0 and 5 and five seeds: study smollm2_gpu. What is done is skipped when it is started again.
+# of 16 tasks x 8 with delta 0 and 5 and five seeds: study smollm2_gpu. A rerun skips finished parts.
 # It has not been run on a GPU yet.
 set -euo pipefail
 

@@ -1,17 +1,17 @@
 """`python -m rti_exp.export RUN out=FOLDER`: a run's trained policy as a plain transformers folder.
 
-    python -m rti_exp.export single/1ff1e526cb9e out=trained      a run: its directory, STUDY/KEY, or a key's beginning
-    python -m rti_exp.export 1ff1e5 out=adapter adapter=true      the adapters alone, as peft loads them
+    python -m rti_exp.export single/1ff1e526cb9e out=trained      a run: its directory, STUDY/KEY, or the start of a key
+    python -m rti_exp.export 1ff1e5 out=adapter adapter=true      the adapters alone, for peft
     python -m rti_exp.export 1ff1e5 out=small dtype=bfloat16
 
-    out=FOLDER         is made; overwrite=true for an export that is there
-    adapter=true       of a run with policy.lora.rank > 0; else its adapters are merged into the weights
+    out=FOLDER         the folder to create; overwrite=true replaces an earlier export
+    adapter=true       for a run with policy.lora.rank > 0; by default its adapters are merged into the weights
     dtype=...          float32 | bfloat16 | float16; default: the policy's
-    runs_root=FOLDER   where runs are looked for; default: runs
+    runs_root=FOLDER   where the runs are; default: runs
 
-The folder holds the newest valid checkpoint's weights, the tokenizer, and export.json, which says where they come
-from. `AutoModelForCausalLM.from_pretrained(FOLDER)` loads it, and so does `policy.path=FOLDER`. Exit code 0, or 2: no
-such run, or bad arguments.
+The folder holds the weights of the newest valid checkpoint, the tokenizer, and export.json with their origin.
+`AutoModelForCausalLM.from_pretrained(FOLDER)` and `policy.path=FOLDER` load it. Exit code 0, or 2 for a missing run or
+bad arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -32,9 +32,6 @@ from rti_exp.config.policy_settings import DTYPES, PolicySettings, check_lora
 from rti_exp.config.settings import SettingsError
 from rti_exp.runs import read_config, read_status
 from rti_exp.runs.find import NotFound, find_run
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 KEYS = ("out", "adapter", "dtype", "overwrite", "runs_root")
 
@@ -60,23 +57,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SettingsError, NotFound) as error:
         print(f"bad arguments: {str(error).replace('--runs-root', 'runs_root=')}", file=sys.stderr)
         return 2
-    print(f"{settings.out}: load it with transformers, or train on with policy.path={settings.out}")
+    print(f"{settings.out}: load it with transformers, or continue training with policy.path={settings.out}")
     return 0
 
 
 def parse(arguments: Sequence[str]) -> ExportSettings:
     """
     Raises:
-        SettingsError: naming the argument, and what would be right.
+        SettingsError: an invalid argument.
     """
     refuse_options(arguments)
     named = dict(text.split("=", 1) for text in arguments if "=" in text)
     runs = [text for text in arguments if "=" not in text]
     unknown = [key for key in named if key not in KEYS]
     if unknown:
-        raise SettingsError(f"{unknown[0]}: unknown key; there are {', '.join(KEYS)}")
+        raise SettingsError(f"{unknown[0]}: unknown key; must be one of {', '.join(KEYS)}")
     if len(runs) != 1 or not named.get("out"):
-        raise SettingsError("one run and out=FOLDER are needed: python -m rti_exp.export RUN out=FOLDER")
+        raise SettingsError("needs one run and out=FOLDER: python -m rti_exp.export RUN out=FOLDER")
     dtype = named.get("dtype")
     if dtype is not None and dtype not in DTYPES:
         raise SettingsError(f"dtype={dtype!r}: must be one of {', '.join(DTYPES)}")
@@ -101,28 +98,28 @@ def export(settings: ExportSettings) -> None:
     """Write the folder.
 
     Raises:
-        NotFound: no run, or several, are meant.
-        SettingsError: the run has no checkpoint, or no adapters that are asked for; the folder is there.
+        NotFound: no run, or several runs, have that name.
+        SettingsError: the run has no checkpoint, or no adapters; the folder cannot be written.
     """
     directory = find_run(settings.runs_root, settings.run).directory
     config = _config(directory)
     policy = config.policy
     if not isinstance(policy, PolicySettings):
-        raise SettingsError(f"run {directory}: has a remote policy, which was not trained here")
+        raise SettingsError(f"run {directory}: its policy is remote; there are no weights to export")
     if settings.adapter and not policy.lora.rank:
         raise SettingsError(f"adapter=true: run {directory} has no adapters (policy.lora.rank=0)")
     if settings.out.exists() and not settings.overwrite:
-        raise SettingsError(f"out={str(settings.out)!r}: is there already; set overwrite=true, or another out=")
+        raise SettingsError(f"out={str(settings.out)!r}: exists; set overwrite=true, or choose another out=")
     if settings.out.exists() and not (settings.out / "export.json").is_file():
-        raise SettingsError(f"out={str(settings.out)!r}: is there and was not made by this command; take another out=")
+        raise SettingsError(f"out={str(settings.out)!r}: exists and is not an export; choose another out=")
     check_lora(policy.lora)
     source = policy_folder(policy.path)
     if settings.out.exists() and settings.out.samefile(source):
-        raise SettingsError(f"out={str(settings.out)!r}: is the policy that the run began with; take another out=")
-    _write(settings, directory, config, policy, source)
+        raise SettingsError(f"out={str(settings.out)!r}: is the policy that the run started from; choose another out=")
+    _write(settings, directory, policy, source, seed=config.run.seed)
 
 
-def _write(settings: ExportSettings, directory: Path, config: Config, policy: PolicySettings, source: Path) -> None:
+def _write(settings: ExportSettings, directory: Path, policy: PolicySettings, source: Path, *, seed: int) -> None:
     import torch
 
     from rti_exp.experiment.trainer import silence_libraries
@@ -135,13 +132,16 @@ def _write(settings: ExportSettings, directory: Path, config: Config, policy: Po
     loaded = load(source, policy.dtype, given=f"policy.path={policy.path!r}")
     model = loaded.model
     if policy.lora.rank:
-        add_lora(model, policy.lora, seed=config.run.seed)
+        add_lora(model, policy.lora, seed=seed)
     restore_weights(model, state["model"])
-    _make(settings.out)
+    _create(settings.out)
     if settings.adapter:
         save_adapter(model, policy.lora, settings.out, base=str(source))
     else:
-        _save(merge_lora(model) if policy.lora.rank else model, settings, torch)
+        model = merge_lora(model) if policy.lora.rank else model
+        if settings.dtype is not None:
+            model = model.to(getattr(torch, settings.dtype))
+        model.save_pretrained(settings.out)
     loaded.tokenizer.save_pretrained(settings.out)
     origin = {
         "run": str(directory),
@@ -153,27 +153,21 @@ def _write(settings: ExportSettings, directory: Path, config: Config, policy: Po
     (settings.out / "export.json").write_text(json.dumps(origin, indent=1) + "\n", encoding="utf-8")
 
 
-def _make(folder: Path) -> None:
-    """An empty place for the export: weights and configs of an earlier one would be loaded with it, or instead."""
+def _create(folder: Path) -> None:
+    """Create the folder, without weights and configs of an earlier export: they would be loaded too."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for pattern in ("*.safetensors", "*.safetensors.index.json", "*config.json"):
             for path in folder.glob(pattern):
                 path.unlink()
     except OSError as error:
-        raise SettingsError(f"out={str(folder)!r}: cannot be made ({error.strerror})") from error
-
-
-def _save(model: PreTrainedModel, settings: ExportSettings, torch: Any) -> None:
-    if settings.dtype is not None:
-        model = model.to(getattr(torch, settings.dtype))
-    model.save_pretrained(settings.out)
+        raise SettingsError(f"out={str(folder)!r}: cannot be created ({error.strerror})") from error
 
 
 def _config(directory: Path) -> Config:
     stored = read_config(directory)
     if not stored:
-        raise SettingsError(f"run {directory}: there is no config.yaml in it")
+        raise SettingsError(f"run {directory}: it has no config.yaml")
     return check(OmegaConf.create(stored))
 
 
@@ -182,13 +176,13 @@ def _checkpoint(directory: Path) -> dict[str, Any]:
 
     status = read_status(directory)
     if not status or "run_key" not in status:
-        raise SettingsError(f"run {directory}: its status.json names no run")
+        raise SettingsError(f"run {directory}: its status.json has no run_key")
     try:
         state = latest_valid_checkpoint(directory / "checkpoints", str(status["run_key"]))
     except CheckpointError as error:
         raise SettingsError(f"run {directory}: {error}") from error
     if state is None:
-        raise SettingsError(f"run {directory}: there is no valid checkpoint in checkpoints/ yet")
+        raise SettingsError(f"run {directory}: it has no valid checkpoint in checkpoints/ yet")
     return state
 
 

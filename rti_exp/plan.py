@@ -1,12 +1,12 @@
-"""`python -m rti_exp.plan`: will it fit? Memory and work of a run, worked out without weights and without a GPU.
+"""`python -m rti_exp.plan`: does it fit? Memory and compute of a run, estimated without weights and without a GPU.
 
     python -m rti_exp.plan policy=qwen3_8b trainer=gpu
     python -m rti_exp.plan policy=qwen3_8b trainer=gpu trainer.devices=8 rollout.max_context=16384 gpu=80
     python -m rti_exp.plan policy=hf policy.path=FOLDER_WITH_CONFIG_JSON ...      no weights are needed there
-    python -m rti_exp.plan policy=qwen3_8b tflops=400                             hours, at this speed of a device
+    python -m rti_exp.plan policy=qwen3_8b tflops=400                             hours, at this speed per device
 
-    gpu=GiB        memory of a device: says what fits
-    tflops=NUMBER  floating point operations that a device really does in a second (10^12)
+    gpu=GiB        memory of a device, to print what fits
+    tflops=NUMBER  the achieved speed of a device, in 10^12 floating point operations per second
 
 Any key of rti_exp.train. Exit code 0, or 2 for a bad config.
 """
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from rti_exp.models.memory import Plan, Sizes
 
-OWN = ("gpu", "tflops")
+PLAN_KEYS = ("gpu", "tflops")
 DEVICES = 8
-"""How many devices are shown for a config that names one."""
+"""The number of devices in the table if the config has one."""
 ROWS = (
     ("weights", "weights"),
     ("gradients", "gradients"),
@@ -62,16 +62,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         refuse_options(arguments)
-        numbers = {key: _positive(key, value) for key, _, value in (a.partition("=") for a in arguments) if key in OWN}
-        config = check(composed([text for text in arguments if text.partition("=")[0] not in OWN]))
+        numbers = {
+            key: _positive(key, value) for key, _, value in (a.partition("=") for a in arguments) if key in PLAN_KEYS
+        }
+        config = check(composed([text for text in arguments if text.partition("=")[0] not in PLAN_KEYS]))
         silence_libraries()
         architecture, source = _architecture(config)
         from rti_exp.models.memory import sizes
 
-        found = sizes(config, architecture)
+        counted = sizes(config, architecture)
     except CONFIG_ERRORS as error:
         return bad_config(error)
-    show(config, found, source, **numbers)
+    show(config, counted, source, **numbers)
     return 0
 
 
@@ -86,95 +88,97 @@ def _positive(key: str, text: str) -> float:
 
 
 def _architecture(config: Config) -> tuple[PretrainedConfig, str]:
-    """The policy's, and where it is known from. Weights are neither needed nor fetched.
+    """The policy's architecture and its source. Weights are neither needed nor downloaded.
 
     Raises:
-        SettingsError: there is no config.json, or it is no causal language model's.
+        SettingsError: there is no config.json, or it is not a causal language model's.
     """
     from transformers import AutoConfig
 
     path = config.policy.path
     if isinstance(config.policy, RemotePolicySettings):
-        raise SettingsError("policy=remote: takes no memory here; plan for the policy that is trained")
+        raise SettingsError("policy=remote: uses no memory here; plan for a policy that is trained")
     if path in ARCHITECTURES:
-        return AutoConfig.for_model(**ARCHITECTURES[path]), f"{path}, as known to this package"
+        return AutoConfig.for_model(**ARCHITECTURES[path]), f"{path}, as listed in this package"
     ours = path.startswith((BUILTIN, PACKAGED, HUB))
     folder = policy_folder(path) if ours else Path(path).expanduser()
     file = folder / "config.json"
     if not file.is_file():
-        raise SettingsError(f"policy.path={path!r}: there is no {file}; planning needs that file alone")
+        raise SettingsError(f"policy.path={path!r}: there is no {file}; planning needs only that file")
     try:
         text: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return AutoConfig.for_model(**text), str(file)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SettingsError(f"{file}: is no model's config ({type(error).__name__}: {error})") from error
+        raise SettingsError(f"{file}: is not a model's config ({type(error).__name__}: {error})") from error
 
 
-def show(config: Config, found: Sizes, source: str, *, gpu: float | None = None, tflops: float | None = None) -> None:
+def show(config: Config, counted: Sizes, source: str, *, gpu: float | None = None, tflops: float | None = None) -> None:
     """Print the tables."""
     from rti_exp.models.memory import plan
 
     world = config.trainer.devices * config.trainer.num_nodes
     many = world if world > 1 else DEVICES
     plans = [
-        plan(found, strategy="one", devices=1),
-        *(plan(found, strategy=one, devices=many) for one in ("ddp", "fsdp")),
+        plan(counted, strategy="one", devices=1),
+        *(plan(counted, strategy=strategy, devices=many) for strategy in ("ddp", "fsdp")),
     ]
     console = Console(soft_wrap=True, highlight=False)
-    trained = "" if found.trained_parameters == found.parameters else f", {_count(found.trained_parameters)} trained"
-    console.print(f"{source}: {_count(found.parameters)} parameters{trained}")
+    trained = (
+        "" if counted.trained_parameters == counted.parameters else f", {_count(counted.trained_parameters)} trained"
+    )
+    console.print(f"{source}: {_count(counted.parameters)} parameters{trained}")
     console.print(memory_table(plans, gpu))
     taken = _taken_by_vllm(config)
     if taken is not None:
-        console.print(f"vLLM takes {taken:.0%} of each of these devices besides (engine.memory_fraction)")
+        console.print(f"vLLM takes another {taken:.0%} of each of these devices (engine.memory_fraction)")
     if gpu is not None:
         room = gpu * (1 - (taken or 0.0))
-        for one in plans:
-            worst = max(one.update, one.rollout) / 2**30
+        for estimate in plans:
+            worst = max(estimate.update, estimate.rollout) / 2**30
             verdict = "fits" if worst <= room else "does not fit"
-            console.print(f"{one.name}: {verdict} into {room:g} GiB ({worst:.1f} GiB, fragmentation left out)")
-    for line in work(config, found, world, tflops):
+            console.print(f"{estimate.name}: {verdict} into {room:g} GiB ({worst:.1f} GiB without fragmentation)")
+    for line in work(config, counted, world, tflops):
         console.print(line)
 
 
 def _taken_by_vllm(config: Config) -> float | None:
-    """Share of the training devices' memory; None if vLLM is not there."""
+    """The share of the training devices' memory; None without vLLM on them."""
     options = config.engine.options
     return options.memory_fraction if isinstance(options, VllmEngineSettings) and not options.devices else None
 
 
 def memory_table(plans: Sequence[Plan], gpu: float | None = None) -> Table:
-    """GiB (MiB below one) of each part under each strategy."""
-    made = Table(title="memory of one device", title_justify="left")
-    made.add_column("")
-    for one in plans:
-        made.add_column(one.name, justify="right")
+    """The size of each part under each strategy, in GiB or MiB."""
+    table = Table(title="memory of one device", title_justify="left")
+    table.add_column("")
+    for estimate in plans:
+        table.add_column(estimate.name, justify="right")
     for name, shown in ROWS:
-        values = [getattr(one, name) for one in plans]
+        values = [getattr(estimate, name) for estimate in plans]
         if any(values):
-            made.add_row(
+            table.add_row(
                 shown, *(_size(value) for value in values), style="bold" if name in ("update", "rollout") else ""
             )
-    return made
+    return table
 
 
-def work(config: Config, found: Sizes, world: int, tflops: float | None) -> list[str]:
-    """Tokens and floating point operations of an iteration; hours only at a speed that the user states."""
+def work(config: Config, counted: Sizes, world: int, tflops: float | None) -> list[str]:
+    """Tokens and floating point operations of an iteration; hours if `tflops` is given."""
     rollouts = config.run.tasks_per_iteration * config.run.group_size
-    tokens = found.tokens_per_iteration
+    tokens = counted.tokens_per_iteration
     # 2 for each parameter and token forward; a backward pass is twice a forward one.
-    flops = (2 + 6) * found.parameters * tokens
+    flops = (2 + 6) * counted.parameters * tokens
     lines = [
         f"an iteration: {rollouts} rollouts of at most {config.rollout.max_context} tokens, {_count(tokens)} in all: "
-        f"{flops / 1e12:.3g} TFLOP to roll out and train them (roles and attention left out)",
+        f"{flops / 1e12:.3g} TFLOP to roll out and train them (without roles and attention)",
     ]
     if tflops is None:
-        lines.append("time: not known without the speed of the device (tflops=NUMBER)")
+        lines.append("time: needs the speed of the device (tflops=NUMBER)")
     else:
         hours = flops * config.run.max_iterations / (tflops * 1e12 * world) / 3600
         lines.append(
             f"time: at least {hours:.3g} hours for {config.run.max_iterations} iterations on {world} device(s) at "
-            f"{tflops:g} TFLOP/s, if rollouts reach that too (decoding reaches a fraction of it)"
+            f"{tflops:g} TFLOP/s, if rollouts reach that speed too (decoding reaches a fraction of it)"
         )
     return lines
 

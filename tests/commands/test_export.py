@@ -1,3 +1,5 @@
+"""`python -m rti_exp.export`: exports load as they were trained, and overwrite only exports."""
+
 import json
 from pathlib import Path
 
@@ -51,7 +53,7 @@ def run(*arguments: str) -> int:
     return export.main([*arguments])
 
 
-def test_a_whole_model_is_exported_as_it_was_trained(tmp_path, base, composed):
+def test_all_trained_weights_are_exported(tmp_path, base, composed):
     directory, model = finished_run(tmp_path, base, composed)
     out = tmp_path / "out"
     assert run(directory.name[:6], f"out={out}", f"runs_root={tmp_path / 'runs'}") == 0
@@ -65,29 +67,29 @@ def test_a_whole_model_is_exported_as_it_was_trained(tmp_path, base, composed):
     assert (origin["run_key"], origin["iteration"], origin["adapter"]) == (directory.name, 3, False)
 
 
-def test_adapters_are_merged_or_kept_apart(tmp_path, base, composed):
+def test_adapters_are_merged_or_saved_alone(tmp_path, base, composed):
     peft = pytest.importorskip("peft", reason="the extra lora is not installed")
     directory, model = finished_run(tmp_path, base, composed, rank=3)
     trained = model(IDS).logits
-    merged, apart = tmp_path / "merged", tmp_path / "apart"
+    merged, alone = tmp_path / "merged", tmp_path / "alone"
     assert run(str(directory), f"out={merged}") == 0
-    assert run(str(directory), f"out={apart}", "adapter=true") == 0
+    assert run(str(directory), f"out={alone}", "adapter=true") == 0
     loaded = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
     torch.testing.assert_close(loaded(IDS).logits, trained, rtol=1e-4, atol=1e-4)
-    assert not any(path.name.startswith("model") for path in apart.iterdir())
+    assert not any(path.name.startswith("model") for path in alone.iterdir())
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     assert (plain(IDS).logits - trained).abs().max() > 0.1
-    adapted = peft.PeftModel.from_pretrained(plain, apart).eval()
+    adapted = peft.PeftModel.from_pretrained(plain, alone).eval()
     torch.testing.assert_close(adapted(IDS).logits, trained, rtol=1e-4, atol=1e-4)
 
 
-def test_another_dtype(tmp_path, base, composed):
+def test_the_dtype_can_be_chosen(tmp_path, base, composed):
     directory, _ = finished_run(tmp_path, base, composed)
     assert run(str(directory), f"out={tmp_path / 'out'}", "dtype=bfloat16") == 0
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").dtype is torch.bfloat16
 
 
-def test_an_export_in_the_place_of_another_leaves_nothing_of_it(tmp_path, base, composed):
+def test_overwriting_removes_the_earlier_export(tmp_path, base, composed):
     pytest.importorskip("peft", reason="the extra lora is not installed")
     directory, model = finished_run(tmp_path, base, composed, rank=3)
     out = f"out={tmp_path / 'out'}"
@@ -100,52 +102,52 @@ def test_an_export_in_the_place_of_another_leaves_nothing_of_it(tmp_path, base, 
     assert not list((tmp_path / "out").glob("model*"))
 
 
-def test_what_is_no_export_is_not_written_over(tmp_path, base, composed, capsys):
+def test_a_folder_that_is_not_an_export_is_not_overwritten(tmp_path, base, composed, capsys):
     directory, _ = finished_run(tmp_path, base, composed)
     runs = tmp_path / "runs"
     before = sorted(runs.rglob("*"))
     assert run(str(directory), f"out={runs}", "overwrite=true") == 2
-    assert "was not made by this command" in capsys.readouterr().err
+    assert "exists and is not an export" in capsys.readouterr().err
     assert sorted(runs.rglob("*")) == before
 
 
-def test_the_policy_that_a_run_began_with_is_not_written_over(tmp_path, composed, capsys):
-    own = save_chat_policy(tmp_path / "own")
-    (own / "export.json").write_text("{}")
-    before = {path.name: path.read_bytes() for path in own.iterdir()}
-    directory, _ = finished_run(tmp_path, own, composed)
-    assert run(str(directory), f"out={own}", "overwrite=true") == 2
-    assert "is the policy that the run began with" in capsys.readouterr().err
-    assert {path.name: path.read_bytes() for path in own.iterdir()} == before
+def test_the_starting_policy_is_not_overwritten(tmp_path, composed, capsys):
+    start = save_chat_policy(tmp_path / "start")
+    (start / "export.json").write_text("{}")
+    before = {path.name: path.read_bytes() for path in start.iterdir()}
+    directory, _ = finished_run(tmp_path, start, composed)
+    assert run(str(directory), f"out={start}", "overwrite=true") == 2
+    assert "is the policy that the run started from" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in start.iterdir()} == before
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (["out=x"], "one run and out=FOLDER are needed"),
-        (["{run}"], "one run and out=FOLDER are needed"),
+        (["out=x"], "needs one run and out=FOLDER"),
+        (["{run}"], "needs one run and out=FOLDER"),
         (["{run}", "out=x", "where=y"], "where: unknown key"),
         (["{run}", "out=x", "adapter=maybe"], "must be true or false"),
         (["{run}", "out=x", "dtype=int8"], "dtype='int8': must be one of"),
         (["{run}", "out=x", "adapter=true"], "has no adapters"),
-        (["{run}", "out={run}"], "is there already"),
-        (["{run}", "out={run}/status.json/x"], "cannot be made (Not a directory)"),
+        (["{run}", "out={run}"], "exists; set overwrite=true"),
+        (["{run}", "out={run}/status.json/x"], "cannot be created (Not a directory)"),
         (["nowhere", "out=x", "runs_root=none"], "there are no runs in"),
         (["{run}", "out=x", "--force"], "no such option"),
     ],
 )
-def test_bad_arguments(tmp_path, base, composed, capsys, arguments, said):
+def test_bad_arguments(tmp_path, base, composed, capsys, arguments, message):
     directory, _ = finished_run(tmp_path, base, composed)
     assert run(*(text.format(run=directory) for text in arguments)) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
 
 
-def test_a_run_without_a_checkpoint_is_told(tmp_path, base, composed, capsys):
+def test_a_run_without_a_checkpoint_is_refused(tmp_path, base, composed, capsys):
     directory, _ = finished_run(tmp_path, base, composed)
     for path in (directory / "checkpoints").iterdir():
         path.unlink()
     assert run(str(directory), f"out={tmp_path / 'out'}") == 2
-    assert "there is no valid checkpoint" in capsys.readouterr().err
+    assert "it has no valid checkpoint" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

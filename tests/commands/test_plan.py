@@ -1,4 +1,4 @@
-"""`python -m rti_exp.plan`: sizes by hand, and against what a real update of the embedded policy takes."""
+"""`python -m rti_exp.plan`: sizes computed by hand, and compared with a measured update of the embedded policy."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rti_exp.training.batch import Batch
 from rti_exp.training.token_log_probs import TrainedPositions
 
 TOLERANCE = 0.15
-"""How far the estimate of an update's peak may be from the measured one."""
+"""Relative error of the estimated peak of an update."""
 
 
-class Live(TorchDispatchMode):
-    """Bytes of the storages that are alive, of all tensors that operations made."""
+class LiveBytes(TorchDispatchMode):
+    """Bytes of the live storages of all tensors that operations create."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,11 +36,11 @@ class Live(TorchDispatchMode):
         self.now = self.peak = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        for one in made if isinstance(made, (tuple, list)) else (made,):
-            if isinstance(one, torch.Tensor):
-                self.add(one)
-        return made
+        outputs = function(*args, **(kwargs or {}))
+        for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
+            if isinstance(output, torch.Tensor):
+                self.add(output)
+        return outputs
 
     def add(self, tensor: torch.Tensor) -> None:
         # oneDNN's own tensors have no storage to look at; they are not shared.
@@ -77,12 +77,12 @@ def measured_update(folder: Path, rows: int, length: int, *, packed: bool) -> in
     forward = TrainedPositions(model)
     assert forward.packs is packed
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    for parameter in model.parameters():  # the moments are there from the second step on
+    for parameter in model.parameters():  # the moments exist from the second step on
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
     fixed = 3 * sum(one.numel() * one.element_size() for one in model.parameters())
-    live = Live()
+    live = LiveBytes()
     live.known = {one.untyped_storage()._cdata for one in model.parameters()}
     with live:
         for _ in range(2):
@@ -92,7 +92,9 @@ def measured_update(folder: Path, rows: int, length: int, *, packed: bool) -> in
 
 
 @pytest.mark.parametrize(("length", "tokens"), [(96, 2048), (256, 1024)])
-def test_the_peak_of_an_update_is_what_one_takes(composed: Callable[..., DictConfig], length: int, tokens: int) -> None:
+def test_the_peak_of_an_update_is_close_to_a_measured_one(
+    composed: Callable[..., DictConfig], length: int, tokens: int
+) -> None:
     """By the model's own forward pass, as on a GPU."""
     config = check(composed(f"rollout.max_context={length}", f"algorithm.micro_batch_tokens={tokens}"))
     folder = policy_folder("builtin:tiny")
@@ -105,7 +107,7 @@ def test_the_peak_of_an_update_is_what_one_takes(composed: Callable[..., DictCon
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_cache_is_what_the_engine_takes(
+def test_the_cache_size_is_the_engines(
     composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch, compiled: bool
 ) -> None:
     from rti_exp.compiled_qwen3 import slot_cache
@@ -115,7 +117,7 @@ def test_the_cache_is_what_the_engine_takes(
     config = check(composed("engine.cache_rows=32", "tasks_per_iteration=4", "group_size=4", "rollout.max_context=191"))
     folder = policy_folder("builtin:tiny")
     found = sizes(config, AutoConfig.from_pretrained(folder))
-    monkeypatch.setattr(slot_cache, "_SMALL_BYTES", 0)  # as of a model that is not tiny
+    monkeypatch.setattr(slot_cache, "_SMALL_BYTES", 0)  # as for a larger model
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     engine = LocalEngine(model, cache_rows=32, compiled=compiled)
     requests = [
@@ -178,7 +180,7 @@ def test_a_config_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert f"time: at least {8 * parameters * 96 * 96 * 24 / 1e12 / 3600:.3g} hours" in printed
 
 
-def test_adapters_are_what_is_trained(tmp_path: Path, composed: Callable[..., DictConfig]) -> None:
+def test_only_adapters_count_as_trained(tmp_path: Path, composed: Callable[..., DictConfig]) -> None:
     folder = small(tmp_path / "model")
     config = check(composed(f"policy.path={folder}", "policy.lora.rank=4", "policy.dtype=bfloat16"))
     found = sizes(config, AutoConfig.from_pretrained(folder))
@@ -187,7 +189,7 @@ def test_adapters_are_what_is_trained(tmp_path: Path, composed: Callable[..., Di
     assert found.trained_weights == 4 * found.trained_parameters
 
 
-def test_checkpointing_keeps_less(composed: Callable[..., DictConfig]) -> None:
+def test_gradient_checkpointing_keeps_fewer_activations(composed: Callable[..., DictConfig]) -> None:
     architecture = AutoConfig.for_model(**{**ARCHITECTURES["hub:Qwen/Qwen3-0.6B"], "num_hidden_layers": 8})
     whole = sizes(check(composed("policy=hf", "policy.path=x")), architecture)
     less = sizes(check(composed("policy=hf", "policy.path=x", "policy.gradient_checkpointing=true")), architecture)
@@ -198,7 +200,7 @@ def test_checkpointing_keeps_less(composed: Callable[..., DictConfig]) -> None:
     ("arguments", "message"),
     [
         (["policy.path=nowhere"], "policy.path='nowhere': there is no nowhere/config.json"),
-        (["policy=remote"], "policy=remote: takes no memory here"),
+        (["policy=remote"], "policy=remote: uses no memory here"),
         (["gpu=0"], "gpu='0': must be a finite number > 0"),
         (["tflops=fast"], "tflops='fast': must be a finite number > 0"),
         (["policy.pth=x"], "policy.pth: unknown key"),
@@ -209,13 +211,13 @@ def test_bad_config_is_exit_code_2(arguments: list[str], message: str, capsys: p
     assert f"bad config: {message}" in capsys.readouterr().err
 
 
-def test_a_config_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_config_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no such"}')
     assert main([f"policy.path={tmp_path}"]) == 2
-    assert "is no model's config" in capsys.readouterr().err
+    assert "is not a model's config" in capsys.readouterr().err
 
 
-def test_qwen3_8b_as_configured_fits_into_80_gib(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_qwen3_8b_option_fits_into_80_gib(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["policy=qwen3_8b", "trainer=gpu", "gpu=80"]) == 0
     assert "one device: fits into 80 GiB" in capsys.readouterr().out
 
@@ -224,7 +226,7 @@ def test_vllm_takes_a_share_of_the_device(tmp_path: Path, capsys: pytest.Capture
     arguments = [f"policy.path={small(tmp_path / 'model')}", "gpu=1", "engine=vllm", "engine.memory_fraction=0.25"]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    assert "vLLM takes 25% of each of these devices besides" in printed
+    assert "vLLM takes another 25% of each of these devices" in printed
     assert "one device: fits into 0.75 GiB" in printed
     assert main([*arguments, "engine.devices=[1]"]) == 0
     printed = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Each benchmark runs on a small size and prints its table; what they measure is not looked at here."""
+"""Each benchmark runs on a small size and prints its table. The measured values are not checked."""
 
 from __future__ import annotations
 
@@ -30,33 +30,36 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
+def output(script: str, *arguments: str) -> str:
+    finished = run(script, *arguments)
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    return finished.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SMALL)
-def test_it_prints_its_table(script: str) -> None:
-    arguments, wanted = SMALL[script]
-    done = run(script, *arguments)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert wanted in done.stdout
+def test_a_benchmark_prints_its_table(script: str) -> None:
+    arguments, row = SMALL[script]
+    assert row in output(script, *arguments)
 
 
 @pytest.mark.slow
-def test_without_a_gpu_the_script_for_one_says_so() -> None:
+def test_the_gpu_benchmark_refuses_a_machine_without_a_gpu() -> None:
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    done = run("gpu.py")
-    assert done.returncode == 2
-    assert "finds no GPU here" in done.stderr
+    refused = run("gpu.py")
+    assert refused.returncode == 2
+    assert "finds no GPU here" in refused.stderr
 
 
 @pytest.mark.slow
 def test_against_trl() -> None:
     if importlib.util.find_spec("trl") is None:
-        pytest.skip("needs trl and datasets, in an environment of their own (benchmarks/README.md)")
-    done = run("against_trl.py", "--sizes", "2x4", "--repeats", "1", "--steps", "2", "--micro-batch", "4")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "TRL over rti_exp" in done.stdout
+        pytest.skip("needs trl and datasets, in a separate environment (benchmarks/README.md)")
+    arguments = ("--sizes", "2x4", "--repeats", "1", "--steps", "2", "--micro-batch", "4")
+    assert "TRL over rti_exp" in output("against_trl.py", *arguments)
 
 
 @pytest.mark.slow
@@ -64,9 +67,8 @@ def test_vllm_engine() -> None:
     python = os.environ.get("RTI_VLLM_PYTHON")
     if python is None:
         pytest.skip("needs RTI_VLLM_PYTHON, the interpreter of an environment that has vLLM")
-    done = run("vllm_engine.py", "--python", python, "--requests", "4", "--tokens", "8")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "| the same greedy answers with the new weights | 4 of 4 |" in done.stdout
+    row = "| the same greedy answers with the new weights | 4 of 4 |"
+    assert row in output("vllm_engine.py", "--python", python, "--requests", "4", "--tokens", "8")
 
 
 @pytest.fixture
@@ -98,7 +100,7 @@ def test_operations_of_a_phase(measure: Any, monkeypatch: pytest.MonkeyPatch) ->
         def parameters(self) -> list[Any]:
             import torch
 
-            return [torch.zeros(10, 4), torch.zeros(60)]  # embedding, which is the head too, and 60 others
+            return [torch.zeros(10, 4), torch.zeros(60)]  # the tied embedding and head, and 60 other parameters
 
     work = phases.Work(tokens=5, logits=3, contexts=7)
     # 2 * (60 * 5 + 40 * 3) + 4 * 2 layers * 2 heads * 2 wide * 7
@@ -106,7 +108,7 @@ def test_operations_of_a_phase(measure: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert phases.operations(Model(), "update", work) == 3 * (840 + 224)
 
 
-def test_fixed_work_has_the_tokens_that_it_says(measure: Any) -> None:
+def test_fixed_work_has_the_stated_number_of_tokens(measure: Any) -> None:
     fixed: Any = importlib.import_module("fixed_work")
     world = fixed.FixedWorld(max_turns=3, prompt_tokens=20, reply_tokens=12)
     episode = world.start(world.tasks("train")[1])

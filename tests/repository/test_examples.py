@@ -1,4 +1,4 @@
-"""The example of docs/environments.md: complete, short, and an environment as the protocol wants it."""
+"""The example of docs/environments.md is complete, short, and implements the environment protocol."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def call(name: str, **arguments: str) -> Message:
 DONE = Message(role="assistant", content="Done.")
 
 
-def test_it_is_an_environment() -> None:
+def test_it_implements_the_protocol() -> None:
     assert isinstance(WORLD, Environment)
     assert len(WORLD.tasks("train")) == 16
     assert not {task.payload["code"] for task in WORLD.tasks("train")} & {
@@ -47,7 +47,7 @@ def test_it_is_an_environment() -> None:
         ([DONE], 0.0),
     ],
 )
-def test_a_bad_call_is_answered_and_only_the_code_opens(turns: list[Message], reward: float) -> None:
+def test_bad_calls_get_an_answer_and_only_the_code_opens(turns: list[Message], reward: float) -> None:
     episode = WORLD.start(TASK)
     results = [episode.step(turn) for turn in turns]
     assert [result.done for result in results] == [False] * (len(turns) - 1) + [True]
@@ -55,7 +55,7 @@ def test_a_bad_call_is_answered_and_only_the_code_opens(turns: list[Message], re
     assert results[-1].reward == reward
 
 
-def test_a_fork_has_the_same_hash_and_every_state_its_own() -> None:
+def test_a_fork_has_the_same_hash_and_every_state_a_different_one() -> None:
     turns = [call("read_note"), call("enter", code=CODE)]
     episode, hashes = WORLD.start(TASK), []
     for step in range(3):
@@ -74,7 +74,7 @@ def test_evidence_by_level() -> None:
     assert CODE not in json.dumps([message.content for message in episode.messages])
 
 
-def test_the_page_shows_the_example_as_it_is() -> None:
+def test_the_page_shows_the_example_verbatim() -> None:
     page = ROOT.joinpath("docs", "environments.md").read_text(encoding="utf-8")
     for name in ("doors.py", "conf/env/doors.yaml"):
         assert f"\n{ROOT.joinpath('examples', name).read_text(encoding='utf-8')}```\n" in page, name
@@ -85,8 +85,8 @@ def test_the_page_shows_the_example_as_it_is() -> None:
 def test_it_trains_by_the_documented_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rti_exp.train", "--config-dir", "examples/conf", "env=doors", "probe=none"]
     more = ["debug=one_iteration", "logger=none", f"runs_root={tmp_path}"]
-    done = subprocess.run([*command, *more], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    finished = subprocess.run([*command, *more], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert finished.returncode == 0, finished.stderr
     [metrics] = tmp_path.glob("debug/*/metrics.jsonl")
     rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     assert "train" in {row["kind"] for row in rows}

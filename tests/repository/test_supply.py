@@ -1,4 +1,4 @@
-"""The command that looks at licences and vulnerabilities tells what it did not look at."""
+"""The check of licences and vulnerabilities reports everything that it did not check."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def supply() -> ModuleType:
     path = ROOT / ".ci" / "supply.py"
     if not path.is_file():
-        pytest.skip("this is no checkout")
+        pytest.skip("the check is part of the checkout")
     spec = importlib.util.spec_from_file_location("supply", path)
     assert spec is not None
     assert spec.loader is not None
@@ -27,7 +28,7 @@ def supply() -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("said", "verdict"),
+    ("stated", "verdict"),
     [
         ("MIT", "fine"),
         ("Apache-2.0 AND BSD-3-Clause", "fine"),
@@ -41,19 +42,17 @@ def supply() -> ModuleType:
         ("SUBMITTED", "unknown"),
     ],
 )
-def test_verdicts(supply: Any, said: str, verdict: str) -> None:
-    assert supply.verdict(said) == verdict
+def test_verdicts(supply: Any, stated: str, verdict: str) -> None:
+    assert supply.verdict(stated) == verdict
 
 
-def test_all_that_the_project_needs_is_under_an_allowed_licence(
-    supply: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = supply.dependencies()
-    assert {"torch", "hydra-core", "wandb", "numpy"} <= {one.metadata["Name"].lower() for one in found}
-    assert supply.check_licences(found) == 0, capsys.readouterr().out
+def test_every_dependency_has_an_allowed_licence(supply: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    packages = supply.dependencies()
+    assert {"torch", "hydra-core", "wandb", "numpy"} <= {package.metadata["Name"].lower() for package in packages}
+    assert supply.check_licences(packages) == 0, capsys.readouterr().out
 
 
-def test_what_was_not_looked_up_is_not_called_fine(supply: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_skipped_look_up_is_reported(supply: Any, capsys: pytest.CaptureFixture[str]) -> None:
     fine, bad = {"name": "a", "version": "1", "vulns": []}, {"name": "b", "version": "2", "vulns": [{"id": "CVE-1"}]}
     skipped = {"name": "c", "skip_reason": "not found"}
     assert supply.audited({"dependencies": [fine, fine]}, 2) == 0
@@ -64,7 +63,7 @@ def test_what_was_not_looked_up_is_not_called_fine(supply: Any, capsys: pytest.C
     assert "b 2: CVE-1" in capsys.readouterr().out
 
 
-def test_a_service_that_cannot_be_reached_is_said(
+def test_an_unreachable_service_is_reported(
     supply: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stand-in for pip-audit that fails as it does without a network."""
@@ -77,17 +76,16 @@ def test_a_service_that_cannot_be_reached_is_said(
     monkeypatch.syspath_prepend(str(tmp_path))
     sys.modules.pop("pip_audit", None)
     assert supply.check_vulnerabilities(tmp_path / "constraints.txt", 60.0) == 3
-    told = capsys.readouterr().out
-    assert "NOT looked up, the service cannot be reached (ConnectionError: no route)" in told
+    output = capsys.readouterr().out
+    assert "NOT looked up, the service cannot be reached (ConnectionError: no route)" in output
     (package / "__main__.py").write_text("import time; time.sleep(60)")
     assert supply.check_vulnerabilities(tmp_path / "constraints.txt", 0.5) == 3
     assert "gave no answer in 0.5 s" in capsys.readouterr().out
 
 
 def test_every_dependency_is_pinned(supply: Any) -> None:
-    """constraints.txt is what makes a set-up reproducible."""
-    pins = {
-        line.partition("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().split()
-    }
-    needed = {one.metadata["Name"].lower().replace("_", "-").replace(".", "-") for one in supply.dependencies()}
-    assert needed - {pin.replace(".", "-") for pin in pins} <= {"setuptools", "pip", "wheel"}
+    """constraints.txt makes an installation reproducible."""
+    lines = (ROOT / "constraints.txt").read_text().split()
+    pins = {canonicalize_name(line.partition("==")[0]) for line in lines}
+    needed = {canonicalize_name(package.metadata["Name"]) for package in supply.dependencies()}
+    assert needed - pins <= {"setuptools", "pip", "wheel"}
