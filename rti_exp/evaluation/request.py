@@ -52,23 +52,23 @@ def read_request(arguments: Sequence[str]) -> EvaluationRequest:
     """
     refuse_options(arguments)
     pairs = [(text, *text.partition("=")[::2]) for text in arguments]
-    own = {key: value for _, key, value in pairs if key in REQUEST_KEYS}
+    named = {key: value for _, key, value in pairs if key in REQUEST_KEYS}
     overrides = [text for text, key, _ in pairs if key not in REQUEST_KEYS]
-    if "run" in own and "checkpoint" in own:
+    if "run" in named and "checkpoint" in named:
         raise SettingsError("checkpoint: must be left out with run=, which uses the run's newest checkpoint")
-    config, directory = _config(own.get("run"), overrides)
-    checkpoint = Path(own["checkpoint"]).expanduser() if "checkpoint" in own else None
+    config, directory = _config(named.get("run"), overrides)
+    checkpoint = Path(named["checkpoint"]).expanduser() if "checkpoint" in named else None
     if checkpoint is not None and not checkpoint.is_file():
-        raise SettingsError(f"checkpoint={own['checkpoint']!r}: must be a file from a run's checkpoints/")
+        raise SettingsError(f"checkpoint={named['checkpoint']!r}: must be a file from a run's checkpoints/")
     if checkpoint is not None and isinstance(config.policy, RemotePolicySettings):
         raise SettingsError("checkpoint: must be left out with policy=remote")
-    shard = _shard(own.get("shard", "0/1"))
+    shard = _shard(named.get("shard", "0/1"))
     _check(config, of_run=directory is not None)
     return EvaluationRequest(
         config=config,
         run=directory,
         checkpoint=checkpoint,
-        out=Path(own["out"]).expanduser() if own.get("out") else None,
+        out=Path(named["out"]).expanduser() if named.get("out") else None,
         shard=shard,
     )
 

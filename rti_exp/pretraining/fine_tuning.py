@@ -84,14 +84,14 @@ def _partial(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.partial")
 
 
-def _check_writable(folder: Path, given: str) -> None:
+def _check_writable(folder: Path, out: str) -> None:
     """Check that the folder can be created, before anything slow."""
     try:
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         _partial(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SettingsError(f"out={given!r}: cannot create {folder} ({error.strerror})") from error
+        raise SettingsError(f"out={out!r}: cannot create {folder} ({error.strerror})") from error
     with contextlib.suppress(OSError):  # not empty: it holds progress
         _partial(folder).rmdir()
 

@@ -81,9 +81,9 @@ def measured_update(folder: Path, rows: int, length: int, *, packed: bool) -> in
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-    fixed = 3 * sum(one.numel() * one.element_size() for one in model.parameters())
+    fixed = 3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     live = LiveBytes()
-    live.known = {one.untyped_storage()._cdata for one in model.parameters()}
+    live.known = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     with live:
         for _ in range(2):
             (-forward(a_batch(rows, length, model.config.vocab_size)).log_probs_BT.mean()).backward()
@@ -98,8 +98,8 @@ def test_the_peak_of_an_update_is_close_to_a_measured_one(
     """By the model's own forward pass, as on a GPU."""
     config = check(composed(f"rollout.max_context={length}", f"algorithm.micro_batch_tokens={tokens}"))
     folder = policy_folder("builtin:tiny")
-    found = sizes(config, AutoConfig.from_pretrained(folder))
-    estimate = plan(found, strategy="one", devices=1)
+    counted = sizes(config, AutoConfig.from_pretrained(folder))
+    estimate = plan(counted, strategy="one", devices=1)
     # The engine's cache is not part of these measurements.
     measured = measured_update(folder, tokens // length, length, packed=False)
     assert estimate.update - estimate.cache == pytest.approx(measured, rel=TOLERANCE)
@@ -116,7 +116,7 @@ def test_the_cache_size_is_the_engines(
 
     config = check(composed("engine.cache_rows=32", "tasks_per_iteration=4", "group_size=4", "rollout.max_context=191"))
     folder = policy_folder("builtin:tiny")
-    found = sizes(config, AutoConfig.from_pretrained(folder))
+    counted = sizes(config, AutoConfig.from_pretrained(folder))
     monkeypatch.setattr(slot_cache, "_SMALL_BYTES", 0)  # as for a larger model
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     engine = LocalEngine(model, cache_rows=32, compiled=compiled)
@@ -124,32 +124,36 @@ def test_the_cache_size_is_the_engines(
         GenerateRequest(prompt_ids=(1, 4, seed), sampling=Sampling(max_tokens=188), seed=seed) for seed in range(20, 36)
     ]
     engine.generate(requests)
-    engine.generate([GenerateRequest(prompt_ids=(1, 5, one.seed), sampling=one.sampling, seed=0) for one in requests])
+    engine.generate(
+        [GenerateRequest(prompt_ids=(1, 5, request.seed), sampling=request.sampling, seed=0) for request in requests]
+    )
     cache: Any = engine._pool.cache
     stores = (
-        [*cache.keys, *cache.values] if compiled else [one for layer in cache._slot_layers for one in layer.tensors()]
+        [*cache.keys, *cache.values]
+        if compiled
+        else [tensor for layer in cache._slot_layers for tensor in layer.tensors()]
     )
-    taken = sum(one.untyped_storage().nbytes() for one in stores)
-    assert found.cache == pytest.approx(taken, rel=0.02)
+    taken = sum(store.untyped_storage().nbytes() for store in stores)
+    assert counted.cache == pytest.approx(taken, rel=0.02)
 
 
 def test_qwen3_8b_by_hand(composed: Callable[..., DictConfig]) -> None:
     options = ("policy=hf", "policy.path=hub:Qwen/Qwen3-8B", "policy.dtype=bfloat16", "rollout.max_context=64")
     config = check(composed(*options, "algorithm.micro_batch_tokens=64", "engine.max_batch=8", "engine.cache_rows=16"))
-    found = sizes(config, AutoConfig.for_model(**ARCHITECTURES["hub:Qwen/Qwen3-8B"]))
+    counted = sizes(config, AutoConfig.for_model(**ARCHITECTURES["hub:Qwen/Qwen3-8B"]))
     embeddings = 2 * 151_936 * 4096
     attention = 4096 * (2 * 32 * 128 + 2 * 8 * 128) + 2 * 128
     layer = attention + 3 * 4096 * 12_288 + 2 * 4096
-    assert found.parameters == embeddings + 36 * layer + 4096 == 8_190_735_360
-    assert found.weights == 2 * found.parameters
-    assert found.layer_weights == 2 * layer
-    assert found.cache == 16 * 64 * 2 * 36 * 8 * 128 * 2
-    assert found.head == 4 * (3 * 2**24 + 151_936 * 4096)
-    sharded = plan(found, strategy="fsdp", devices=8)
-    assert sharded.weights == found.weights + found.weights // 8 + 2 * found.layer_weights
-    assert sharded.optimizer == 2 * found.weights // 8
-    doubled = plan(found, strategy="ddp", devices=8)
-    assert (doubled.weights, doubled.gradients) == (found.weights, 2 * found.weights)
+    assert counted.parameters == embeddings + 36 * layer + 4096 == 8_190_735_360
+    assert counted.weights == 2 * counted.parameters
+    assert counted.layer_weights == 2 * layer
+    assert counted.cache == 16 * 64 * 2 * 36 * 8 * 128 * 2
+    assert counted.head == 4 * (3 * 2**24 + 151_936 * 4096)
+    sharded = plan(counted, strategy="fsdp", devices=8)
+    assert sharded.weights == counted.weights + counted.weights // 8 + 2 * counted.layer_weights
+    assert sharded.optimizer == 2 * counted.weights // 8
+    doubled = plan(counted, strategy="ddp", devices=8)
+    assert (doubled.weights, doubled.gradients) == (counted.weights, 2 * counted.weights)
 
 
 def small(folder: Path) -> Path:
@@ -183,10 +187,10 @@ def test_a_config_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_only_adapters_count_as_trained(tmp_path: Path, composed: Callable[..., DictConfig]) -> None:
     folder = small(tmp_path / "model")
     config = check(composed(f"policy.path={folder}", "policy.lora.rank=4", "policy.dtype=bfloat16"))
-    found = sizes(config, AutoConfig.from_pretrained(folder))
+    counted = sizes(config, AutoConfig.from_pretrained(folder))
     sides = [(64, 64), (64, 32), (64, 32), (64, 64), (64, 128), (64, 128), (128, 64)]
-    assert found.trained_parameters == 2 * sum(4 * (one + other) for one, other in sides)
-    assert found.trained_weights == 4 * found.trained_parameters
+    assert counted.trained_parameters == 2 * sum(4 * (rows + columns) for rows, columns in sides)
+    assert counted.trained_weights == 4 * counted.trained_parameters
 
 
 def test_gradient_checkpointing_keeps_fewer_activations(composed: Callable[..., DictConfig]) -> None:
