@@ -1,4 +1,4 @@
-"""What an algorithm of the learner is. GRPO, LUFFY, OPD and SFT are siblings, a file each."""
+"""The interface of a learning algorithm. GRPO, LUFFY, OPD and SFT implement it, one file each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rti_exp.types import Group
 
 
 class LossInputs(Protocol):
-    """What a loss reads of a batch: [B, T] tensors, and the whole iteration's count of trained tokens."""
+    """The fields of a batch that a loss reads: [B, T] tensors, and the trained tokens of the whole iteration."""
 
     @property
     def loss_mask_BT(self) -> Tensor: ...
@@ -42,20 +42,20 @@ class Algorithm(Protocol):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether `loss` wants the log-probs of another model: a frozen copy, or a teacher."""
+        """Whether `loss` needs the log-probs of another model: a frozen copy or a teacher."""
         ...
 
     @property
     def trains_without_advantage(self) -> bool:
-        """Whether a trajectory of advantage 0 has a loss (a KL term) all the same."""
+        """Whether a trajectory with advantage 0 still contributes to the loss (through a KL term)."""
         ...
 
     def advantages(self, group: Group) -> list[float]:
-        """One factor for each of `group.trajectories`; 0 for those that teach nothing."""
+        """One advantage for each of `group.trajectories`; a trajectory with advantage 0 is not trained."""
         ...
 
     def loss(
         self, log_probs_BT: Tensor, batch: LossInputs, reference_log_probs_BT: Tensor | None = None
     ) -> tuple[Tensor, LossStats]:
-        """The loss, a scalar that sums over micro-batches to the iteration's, and its statistics."""
+        """The loss and its statistics. The losses of the micro-batches add up to the iteration's loss."""
         ...

@@ -1,7 +1,4 @@
-"""GRPO as an algorithm of the learner: advantages of a group, and the loss of a batch.
-
-Dr. GRPO, RLOO and clip-higher are settings of it.
-"""
+"""GRPO. Dr. GRPO, RLOO and clip-higher are settings of it."""
 
 from __future__ import annotations
 
@@ -16,9 +13,11 @@ from rti_exp.types import Group
 
 
 class GRPO:
-    """Group relative policy optimisation (Shao et al. 2024, arXiv 2402.03300) with a token-mean loss.
+    """Group relative policy optimisation with a token-mean loss.
 
-    Left out: nothing is learned of a value function, and no sequence-length normalisation is done.
+    There is no value function and no normalisation by sequence length.
+
+    Source: Shao et al. 2024, arXiv 2402.03300.
     """
 
     def __init__(self, settings: AlgorithmSettings) -> None:
@@ -26,12 +25,12 @@ class GRPO:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether `loss` wants the log-probs of a frozen reference (beta > 0)."""
+        """Whether `loss` needs the log-probs of a frozen reference (beta > 0)."""
         return self.settings.beta > 0
 
     @property
     def trains_without_advantage(self) -> bool:
-        """Whether the KL term makes trajectories of advantage 0 count (beta > 0)."""
+        """Whether the KL term trains trajectories with advantage 0 (beta > 0)."""
         return self.settings.beta > 0
 
     def advantages(self, group: Group) -> list[float]:
@@ -47,15 +46,15 @@ class GRPO:
     def loss(
         self, log_probs_BT: Tensor, batch: LossInputs, reference_log_probs_BT: Tensor | None = None
     ) -> tuple[Tensor, LossStats]:
-        """Clipped policy loss plus beta times the KL to the reference, per trained token of the iteration.
+        """The clipped policy loss plus beta times the KL to the reference, per trained token of the iteration.
 
         Args:
             log_probs_BT: [B, T] with gradient; read only where the batch's loss mask is True.
-            batch: The streams of the same [B, T].
-            reference_log_probs_BT: [B, T]; needed exactly when beta > 0.
+            batch: Streams of the same [B, T].
+            reference_log_probs_BT: [B, T]; required if beta > 0.
 
         Raises:
-            ValueError: beta > 0 without reference log-probs, or shapes that do not fit.
+            ValueError: beta > 0 without reference log-probs, or wrong shapes.
         """
         policy, policy_stats = policy_loss(
             log_probs_BT,
@@ -70,7 +69,7 @@ class GRPO:
         loss, kl = policy, torch.zeros_like(policy)
         if self.needs_reference:
             if reference_log_probs_BT is None:
-                raise ValueError("algorithm.beta > 0 needs the reference's log-probs")
+                raise ValueError(f"algorithm.beta={self.settings.beta}: loss() needs the reference's log-probs")
             kl = kl_penalty(
                 log_probs_BT, reference_log_probs_BT, batch.loss_mask_BT, total_tokens=batch.total_trained_tokens
             )

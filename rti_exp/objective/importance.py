@@ -1,4 +1,4 @@
-"""Weights of tokens that another implementation of the policy sampled than the one that trains it."""
+"""Importance weights of tokens whose sampler and trainer are different implementations of one policy."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from torch import Tensor
 
 
 def truncated_importance_weights(log_probs_T: Tensor, sampler_log_probs_T: Tensor, cap: float) -> Tensor:
-    """min(exp(log pi - log pi_sampler), cap), detached: corrects for a sampler whose arithmetic is another one's.
+    """min(exp(log pi - log pi_sampler), cap), detached: corrects for the sampler's different arithmetic.
 
-    It multiplies the token's loss. pi and pi_sampler have the same weights: with equal arithmetic all weights are 1.
+    The weight multiplies the token's loss. pi and pi_sampler have the same parameters; with the same arithmetic, all
+    importance weights are 1.
 
     Args:
-        log_probs_T: [T] of the sampled tokens by the scorer that trains.
+        log_probs_T: [T] of the sampled tokens, by the implementation that trains.
         sampler_log_probs_T: [T] of the same tokens by the sampler, at the same temperature.
-        cap: > 0; inf truncates nothing.
+        cap: > 0; inf means no truncation.
 
     Returns:
-        [T], at most `cap`; two equal log-probs give exactly min(1, cap).
+        [T], at most `cap`; equal log-probs give exactly min(1, cap).
 
     Raises:
-        ValueError: shapes or dtypes that do not fit, a log-prob that is not finite, cap out of range.
+        ValueError: wrong shapes or dtypes, a log-prob that is not finite, or a cap out of range.
 
     Source: truncated importance sampling, Ionides 2008 (doi.org/10.1198/106186008X320456); for the mismatch between a
     rollout engine and a trainer in Yao et al. 2025, fengyao.notion.site/off-policy-rl.
@@ -37,6 +38,6 @@ def truncated_importance_weights(log_probs_T: Tensor, sampler_log_probs_T: Tenso
     if not (log_probs_T.isfinite().all() and sampler_log_probs_T.isfinite().all()):
         raise ValueError("a log-prob of a sampled token is not finite")
     log_ratio_T = log_probs_T.detach() - sampler_log_probs_T.detach()
-    # Clipped before exp, so that nothing overflows, and after it, because exp(log(cap)) rounds.
+    # Clipped before exp against overflow, and after it because exp(log(cap)) rounds.
     limit = math.log(cap) if math.isfinite(cap) else math.inf
     return torch.clamp(log_ratio_T, max=limit).exp().clamp(max=cap)

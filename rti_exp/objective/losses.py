@@ -1,7 +1,6 @@
-"""Token losses. Each sums over its mask and divides by a total that is passed in.
+"""Token losses. Each sums over its mask and divides by the number of trained tokens in the whole iteration.
 
-The total is the whole iteration's count of trained tokens, so summing the losses of micro-batches gives
-the loss of one big batch.
+The losses of micro-batches therefore add up to the loss of one big batch.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped here before exp (as in verl): an overflowing ratio times the clip's zero gradient is NaN."""
+"""Log-ratios are clamped to this before exp (as in verl): an overflowing ratio times a zero gradient is NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLossStats:
-    """Detached scalars. Shares are over `total_tokens`, so those of micro-batches add up; maxima do not."""
+    """Detached scalars. `clip_share` is divided by `total_tokens`, so the shares of micro-batches add up."""
 
     clip_share: Tensor
-    """Tokens at which the clipped ratio decided (no gradient), divided by the total."""
+    """Tokens whose ratio was clipped (no gradient), divided by the total."""
     ratio_max: Tensor
-    """Largest ratio at a trained token; 0 without one."""
+    """The largest ratio of a trained token; 0 if there is none."""
 
 
 def policy_loss(
@@ -38,24 +37,23 @@ def policy_loss(
 ) -> tuple[Tensor, PolicyLossStats]:
     """sum over the mask of -rho * min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), divided by `total_tokens`.
 
-    r = exp(log_probs - behaviour_log_probs), both under the rollout prompt at temperature 1, for corrected
-    tokens too.
+    r = exp(log_probs - behaviour_log_probs), both under the rollout prompt at temperature 1, also for corrected tokens.
 
     Args:
-        log_probs_BT: [B, T] of the current weights, with gradient; anything where the mask is False.
-        behaviour_log_probs_BT: [B, T] of the weights that did the rollout.
+        log_probs_BT: [B, T] of the current weights, with gradient; ignored where the mask is False.
+        behaviour_log_probs_BT: [B, T] of the weights that sampled the rollout.
         advantages_BT: [B, T].
-        weights_BT: [B, T] rho where a corrector wrote; elsewhere 1, or the token's importance weight.
+        weights_BT: [B, T]; rho for a corrector's tokens, otherwise 1 or the token's importance weight.
         loss_mask_BT: [B, T] bool, the trained tokens.
         clip_low: Lower clip range, in [0, 1).
         clip_high: Upper clip range, >= 0.
         total_tokens: Trained tokens of the iteration, >= 1.
 
     Returns:
-        The loss, a scalar; and its statistics.
+        The loss, a scalar, and its statistics.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit, or a total below 1.
+        ValueError: wrong shapes or dtypes, or a total below 1.
 
     Source: Schulman et al. 2017, arXiv 1707.06347 (clip); Yu et al. 2025, arXiv 2503.14476 (clip-higher,
     token mean); rho: arXiv 2610.13438.
@@ -78,18 +76,18 @@ def shaped_loss(
 ) -> Tensor:
     """sum over the mask of -f(pi) * A, divided by `total_tokens`; f(p) = p / (p + gamma).
 
-    For tokens that another policy wrote, whose own probability is taken as 1, so that pi is the ratio; no clip.
-    The gradient of f is steepest at small p: unlikely tokens of a teacher are learned too.
+    For tokens of another policy. Their probability under that policy is taken as 1, so pi is the ratio. No clip.
+    The gradient of f is steepest at small p, so a teacher's unlikely tokens are learned too.
 
     Args:
-        log_probs_BT: [B, T] of the current weights, with gradient; anything where the mask is False.
+        log_probs_BT: [B, T] of the current weights, with gradient; ignored where the mask is False.
         advantages_BT: [B, T].
         loss_mask_BT: [B, T] bool, the teacher's trained tokens.
         gamma: > 0.
-        total_tokens: Trained tokens of the iteration, those of the policy included, >= 1.
+        total_tokens: Trained tokens of the iteration, including the policy's, >= 1.
 
     Returns:
-        A scalar; exactly 0 without a token in the mask.
+        A scalar; exactly 0 if the mask is empty.
 
     Raises:
         ValueError: as `policy_loss`, or gamma not above 0.
@@ -108,7 +106,7 @@ def imitation_loss(log_probs_BT: Tensor, factors_BT: Tensor, loss_mask_BT: Tenso
     """Negative log-likelihood: sum over the mask of -factor * log pi, divided by `total_tokens`.
 
     Args:
-        log_probs_BT: [B, T] of the current weights, with gradient; anything where the mask is False.
+        log_probs_BT: [B, T] of the current weights, with gradient; ignored where the mask is False.
         factors_BT: [B, T]; 1 for plain supervised learning.
         loss_mask_BT: [B, T] bool, the trained tokens.
         total_tokens: Trained tokens of the iteration, >= 1.
@@ -126,12 +124,12 @@ def imitation_loss(log_probs_BT: Tensor, factors_BT: Tensor, loss_mask_BT: Tenso
 def distillation_advantages(
     behaviour_log_probs_BT: Tensor, teacher_log_probs_BT: Tensor, loss_mask_BT: Tensor
 ) -> Tensor:
-    """-(log pi - log pi_teacher) at each sampled token, detached: the negative of the reverse KL's estimate there.
+    """-(log pi - log pi_teacher) of each sampled token, detached: the negative estimate of the reverse KL.
 
-    Its mean over tokens drawn from pi is -KL(pi || pi_teacher).
+    Its mean over tokens sampled from pi is -KL(pi || pi_teacher).
 
     Args:
-        behaviour_log_probs_BT: [B, T] of the weights that did the rollout.
+        behaviour_log_probs_BT: [B, T] of the weights that sampled the rollout.
         teacher_log_probs_BT: [B, T] of the same tokens after the same prompt.
         loss_mask_BT: [B, T] bool, the trained tokens.
 
@@ -139,7 +137,7 @@ def distillation_advantages(
         [B, T] in nats; 0 where the mask is False.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     Source: Agarwal et al. 2023, arXiv 2306.13649 (on-policy distillation); per token as a policy gradient in
     Lu and Thinking Machines Lab 2025, thinkingmachines.ai/blog/on-policy-distillation.
@@ -154,7 +152,7 @@ def kl_penalty(
 ) -> Tensor:
     """KL(pi_theta || pi_reference) by the k3 estimator, exp(d) - d - 1 with d = log pi_ref - log pi_theta.
 
-    Summed over the mask and divided by `total_tokens`; never negative. Non-finite where a log-prob is.
+    Summed over the mask and divided by `total_tokens`; never negative. Not finite if a log-prob is not.
 
     Args:
         log_probs_BT: [B, T] of the current weights, with gradient.
@@ -168,7 +166,7 @@ def kl_penalty(
     Raises:
         ValueError: as `policy_loss`.
 
-    Source: Schulman 2020, joschu.net/blog/kl-approx.html; used so in GRPO, arXiv 2402.03300.
+    Source: Schulman 2020, joschu.net/blog/kl-approx.html; used in GRPO, arXiv 2402.03300.
     """
     _check(log_probs_BT, loss_mask_BT, total_tokens, reference_log_probs_BT)
     difference_BT = (reference_log_probs_BT.detach() - log_probs_BT).masked_fill(~loss_mask_BT, 0.0)

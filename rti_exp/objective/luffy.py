@@ -1,4 +1,4 @@
-"""LUFFY: GRPO on groups of which some members begin with a teacher's turns."""
+"""LUFFY: GRPO on groups in which some members begin with a teacher's turns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rti_exp.types import Author, Group
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _PolicyTokens:
-    """A batch of which only the tokens that no teacher wrote are trained."""
+    """A batch that trains only the policy's tokens, not the teacher's."""
 
     loss_mask_BT: Tensor
     behaviour_log_probs_BT: Tensor
@@ -30,9 +30,9 @@ class _PolicyTokens:
 class LUFFY(GRPO):
     """Learning to reason under off-policy guidance (Yan et al. 2025, arXiv 2504.14945).
 
-    The teacher's tokens have the loss -A f(pi), f(p) = p / (p + gamma), all others GRPO's, with its settings;
-    the defaults of those are LUFFY's: no clip, no standard deviation. Without a teacher's token it is GRPO bit
-    for bit. Who rolls out the teacher's members is `rti_exp.rollout.teacher_rollouts`.
+    The loss of the teacher's tokens is -A f(pi) with f(p) = p / (p + gamma). All other tokens have GRPO's loss, with
+    LUFFY's defaults: no clip, no standard deviation. Without teacher tokens it equals GRPO bit for bit.
+    `rti_exp.rollout.teacher_rollouts` samples the teacher's members.
     """
 
     settings: LuffySettings
@@ -46,18 +46,18 @@ class LUFFY(GRPO):
         if self.settings.baseline_members is BaselineMembers.all:
             return super().advantages(group)
         rewards_G = torch.tensor([trajectory.reward for trajectory in group.trajectories], dtype=torch.float64)
-        own_G = torch.tensor([not trajectory.has_turn_by(Author.TEACHER) for trajectory in group.trajectories])
-        return advantages_from_members(rewards_G, own_G).tolist()
+        on_policy_G = torch.tensor([not trajectory.has_turn_by(Author.TEACHER) for trajectory in group.trajectories])
+        return advantages_from_members(rewards_G, on_policy_G).tolist()
 
     def loss(
         self, log_probs_BT: Tensor, batch: LossInputs, reference_log_probs_BT: Tensor | None = None
     ) -> tuple[Tensor, LossStats]:
-        """GRPO's loss on the policy's tokens plus the shaped loss on the teacher's; arguments as GRPO's.
+        """GRPO's loss on the policy's tokens plus the shaped loss on the teacher's. The arguments are GRPO's.
 
-        The KL term, if there is one, is over the policy's tokens.
+        The KL term, if enabled, covers the policy's tokens only.
         """
         teacher_BT = batch.loss_mask_BT & (batch.authors_BT == Author.TEACHER)
-        own = _PolicyTokens(
+        policy_tokens = _PolicyTokens(
             loss_mask_BT=batch.loss_mask_BT & ~teacher_BT,
             behaviour_log_probs_BT=batch.behaviour_log_probs_BT,
             advantages_BT=batch.advantages_BT,
@@ -65,7 +65,7 @@ class LUFFY(GRPO):
             authors_BT=batch.authors_BT,
             total_trained_tokens=batch.total_trained_tokens,
         )
-        loss, stats = super().loss(log_probs_BT, own, reference_log_probs_BT)
+        loss, stats = super().loss(log_probs_BT, policy_tokens, reference_log_probs_BT)
         shaped = shaped_loss(
             log_probs_BT,
             batch.advantages_BT,

@@ -1,4 +1,4 @@
-"""On-policy distillation: the student's own rollouts, and a teacher's opinion of each token."""
+"""On-policy distillation: a teacher scores each token of the student's own rollouts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rti_exp.types import Group
 
 
 class OPD:
-    """Policy gradient on -(log pi - log pi_teacher) of each sampled token.
+    """Policy gradient with the advantage -(log pi - log pi_teacher) for each sampled token.
 
-    Left out: rewards, group baselines and discounting; a token's advantage is its own alone. The teacher is the
-    learner's reference model: it scores each trained token once an iteration, under the rollout prompt.
+    There are no rewards, no group baselines and no discounting. The teacher is the learner's reference model: it scores
+    each trained token once per iteration, under the rollout prompt.
 
     Source: Lu and Thinking Machines Lab 2025, thinkingmachines.ai/blog/on-policy-distillation; Agarwal et al.
     2023, arXiv 2306.13649.
@@ -28,21 +28,21 @@ class OPD:
         self.settings = settings
 
     def advantages(self, group: Group) -> list[float]:
-        """1 for each valid trajectory, whatever its reward: `loss` has the tokens' own advantages."""
+        """1 for each valid trajectory, with any reward; `loss` computes the advantage of each token."""
         return [float(trajectory.valid) for trajectory in group.trajectories]
 
     def loss(
         self, log_probs_BT: Tensor, batch: LossInputs, reference_log_probs_BT: Tensor | None = None
     ) -> tuple[Tensor, LossStats]:
-        """The clipped policy loss with the teacher's advantages; `kl` is the estimate of the reverse KL, in nats.
+        """The clipped policy loss with the teacher's advantages; `kl` estimates the reverse KL, in nats.
 
         Args:
             log_probs_BT: [B, T] with gradient; read only where the batch's loss mask is True.
-            batch: The streams of the same [B, T].
+            batch: Streams of the same [B, T].
             reference_log_probs_BT: [B, T] of the teacher.
 
         Raises:
-            ValueError: no teacher's log-probs, or shapes that do not fit.
+            ValueError: the teacher's log-probs are missing, or wrong shapes.
         """
         if reference_log_probs_BT is None:
             raise ValueError("on-policy distillation needs the teacher's log-probs")

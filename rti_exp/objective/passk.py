@@ -6,15 +6,15 @@ from math import comb
 
 
 def pass_at_k(samples: int, successes: int, k: int) -> float:
-    """Chance that at least one of k samples succeeds: 1 - C(n - c, k) / C(n, k), unbiased.
+    """Unbiased estimate of the probability that at least one of k samples succeeds: 1 - C(n - c, k) / C(n, k).
 
     Args:
-        samples: n, the valid samples of a task (infrastructure failures left out).
+        samples: n, the valid samples of a task (without infrastructure failures).
         successes: c, 0 <= c <= n.
-        k: 1 <= k <= n; with more than n there is no unbiased estimate.
+        k: 1 <= k <= n; for k > n there is no unbiased estimate.
 
     Raises:
-        ValueError: out of range.
+        ValueError: a value is out of range.
 
     Source: Chen et al. 2021, arXiv 2107.03374.
     """
@@ -23,7 +23,9 @@ def pass_at_k(samples: int, successes: int, k: int) -> float:
 
 
 def pass_hat_k(samples: int, successes: int, k: int) -> float:
-    """Chance that all of k samples succeed, pass^k: C(c, k) / C(n, k), unbiased. As `pass_at_k` otherwise.
+    """Unbiased estimate of the probability that all of k samples succeed, pass^k: C(c, k) / C(n, k).
+
+    Arguments and errors are those of `pass_at_k`.
 
     Source: Yao et al. 2024, arXiv 2406.12045.
     """
@@ -33,6 +35,6 @@ def pass_hat_k(samples: int, successes: int, k: int) -> float:
 
 def _check(samples: int, successes: int, k: int) -> None:
     if not 0 <= successes <= samples:
-        raise ValueError(f"{successes} successes of {samples} samples")
+        raise ValueError(f"{successes} successes of {samples} samples: must be in [0, {samples}]")
     if not 1 <= k <= samples:
         raise ValueError(f"k={k}: must be in [1, {samples}], the number of samples")

@@ -1,4 +1,4 @@
-"""Perplexity of a correction and the gate on it, in log space: no overflow, no inf - inf."""
+"""The perplexity of a correction and its gate, in log space to avoid overflow."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def log_perplexity(log_probs: Sequence[float]) -> float:
 def passes_gate(log_perplexity: float, delta: float) -> bool:
     """Whether PPL <= delta, compared as log PPL <= log delta.
 
-    PPL >= 1, so a delta below 1 never opens (then the method is exactly GRPO); delta inf never closes, not
-    even for an infinite perplexity. A NaN perplexity never passes.
+    PPL >= 1, so with delta below 1 nothing passes (the method is then exactly GRPO). With delta inf even an infinite
+    perplexity passes. A NaN perplexity never passes.
 
     Raises:
         ValueError: delta is NaN or negative.

@@ -1,4 +1,4 @@
-"""Supervised learning on accepted corrections: imitation without reinforcement."""
+"""Supervised learning on accepted corrections: imitation without reinforcement learning."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rti_exp.types import Group
 
 
 class SFT:
-    """Maximum likelihood of the trajectories that a correction led to success, and of nothing else.
+    """Maximum likelihood of trajectories with an accepted correction; all other trajectories are ignored.
 
-    Which of their tokens is `settings.scope` (from the corrected turn on, by default of `algorithm=sft`). There
-    is no advantage, no weight rho and no failure to contrast with, so that what RTI gains over this arm is owed
-    to the reinforcement.
+    `settings.scope` selects their trained tokens; the default of `algorithm=sft` starts at the corrected turn. There is
+    no advantage, no weight rho and no contrast with failures, so RTI's gain over this arm comes from reinforcement
+    learning.
     """
 
     needs_reference = False
@@ -26,7 +26,7 @@ class SFT:
         self.settings = settings
 
     def advantages(self, group: Group) -> list[float]:
-        """1 for a trajectory with an accepted correction, 0 for every other."""
+        """1 for a trajectory with an accepted correction, otherwise 0."""
         return [float(trajectory.fork is not None and trajectory.valid) for trajectory in group.trajectories]
 
     def loss(
@@ -36,11 +36,11 @@ class SFT:
 
         Args:
             log_probs_BT: [B, T] with gradient; read only where the batch's loss mask is True.
-            batch: The streams of the same [B, T].
-            reference_log_probs_BT: Not read.
+            batch: Streams of the same [B, T].
+            reference_log_probs_BT: Ignored.
 
         Raises:
-            ValueError: shapes that do not fit.
+            ValueError: wrong shapes.
         """
         loss = imitation_loss(
             log_probs_BT, batch.advantages_BT, batch.loss_mask_BT, total_tokens=batch.total_trained_tokens

@@ -48,7 +48,7 @@ def test_leave_one_out_with_graded_rewards() -> None:
     assert result == pytest.approx([3, -1.5, -1.5], abs=1e-15)
 
 
-def test_invalid_members_are_left_out_of_the_statistics() -> None:
+def test_invalid_members_are_excluded_from_the_statistics() -> None:
     assert advantages([1, NAN, 0, 0, 0]) == [1.5, 0, -0.5, -0.5, -0.5]
 
 
@@ -115,7 +115,7 @@ def test_members_that_equal_their_baseline_have_no_signal() -> None:
     assert from_members([0.1, 0.1, 0.1, 0], [True, True, True, False]) == [0, 0, 0, -0.1]
 
 
-def test_invalid_members_are_no_part_of_a_baseline() -> None:
+def test_invalid_members_are_excluded_from_the_baseline() -> None:
     assert from_members([1, NAN, 0, NAN, 1], [True, True, True, False, False]) == [0.5, 0, -0.5, 0, 0.5]
     assert from_members([NAN, NAN, 1, 0], [True, True, False, False]) == [0, 0, 0, 0]
     assert from_members([1, 1, 1], [True, True, False]) == [0, 0, 0]

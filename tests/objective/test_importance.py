@@ -1,4 +1,4 @@
-"""Truncated importance weights, against numbers worked out by hand."""
+"""Truncated importance weights, against hand-computed numbers."""
 
 import math
 
@@ -9,10 +9,10 @@ from rti_exp.objective.importance import truncated_importance_weights
 
 
 def log(*probabilities: float) -> torch.Tensor:
-    return torch.tensor([math.log(one) for one in probabilities], dtype=torch.float64)
+    return torch.tensor([math.log(probability) for probability in probabilities], dtype=torch.float64)
 
 
-def test_values():
+def test_hand_computed_weights():
     # Ratios .5/.25 = 2, .3/.4 = .75, .2/.2 = 1, .9/.1 = 9.
     scorer, sampler = log(0.5, 0.3, 0.2, 0.9), log(0.25, 0.4, 0.2, 0.1)
     for cap, expected in (
@@ -25,7 +25,7 @@ def test_values():
         assert weights.max() <= cap
 
 
-def test_equal_log_probs_weigh_exactly_one_and_nothing_has_a_gradient():
+def test_equal_log_probs_give_weight_one_without_gradient():
     scorer = log(0.123, 0.456).requires_grad_()
     weights = truncated_importance_weights(scorer, scorer.detach().clone(), 2.0)
     assert weights.tolist() == [1.0, 1.0]
@@ -39,7 +39,7 @@ def test_extremes_do_not_overflow_below_a_cap():
 
 
 @pytest.mark.parametrize(
-    ("scorer", "sampler", "cap", "told"),
+    ("scorer", "sampler", "cap", "message"),
     [
         (log(0.5), log(0.5, 0.5), 2.0, "both must be"),
         (log(0.5)[None], log(0.5)[None], 2.0, "both must be"),
@@ -50,6 +50,6 @@ def test_extremes_do_not_overflow_below_a_cap():
         (torch.tensor([-1.0]), torch.tensor([math.nan]), 2.0, "not finite"),
     ],
 )
-def test_bad_input(scorer, sampler, cap, told):
-    with pytest.raises(ValueError, match=told):
+def test_invalid_arguments_are_refused(scorer, sampler, cap, message):
+    with pytest.raises(ValueError, match=message):
         truncated_importance_weights(scorer, sampler, cap)

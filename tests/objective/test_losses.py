@@ -75,7 +75,7 @@ def test_divides_by_the_total_that_is_passed_in() -> None:
     assert stats.clip_share.item() == 1 / 8
 
 
-def test_what_the_mask_leaves_out_changes_nothing() -> None:
+def test_masked_tokens_change_nothing() -> None:
     log_probs_BT = row(-1.0, math.nan, math.inf).requires_grad_()
     mask_BT = torch.tensor([[True, False, False]])
     value, stats = loss_of(log_probs_BT, row(-1.0, 0.0, -5.0), row(2.0, 7.0, 7.0), mask_BT=mask_BT)
@@ -158,7 +158,7 @@ def test_shaped_loss_of_impossible_and_masked_tokens_is_finite() -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.0, -0.1, math.nan])
-def test_shaping_needs_a_positive_gamma(gamma: float) -> None:
+def test_gamma_must_be_positive(gamma: float) -> None:
     with pytest.raises(ValueError, match="must be > 0"):
         shaped_loss(row(-1.0), row(1.0), torch.tensor([[True]]), gamma=gamma, total_tokens=1)
 
@@ -173,7 +173,7 @@ def test_imitation_loss_and_its_gradient() -> None:
     assert log_probs_BT.grad[0].tolist() == [-0.25, -0.125, 0.0]
 
 
-def test_distillation_advantages_are_the_teachers_surplus_and_have_no_gradient() -> None:
+def test_distillation_advantages_are_log_prob_differences_without_gradient() -> None:
     behaviour_BT, teacher_BT = row(-1.0, -0.5, -9.0), row(-0.25, -2.5, -1.0).requires_grad_()
     mask_BT = torch.tensor([[True, True, False]])
     advantages_BT = distillation_advantages(behaviour_BT, teacher_BT, mask_BT)

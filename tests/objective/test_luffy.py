@@ -13,9 +13,9 @@ from tests.support.losses import INPUTS, inputs
 from tests.support.trajectories import group, trajectory, turn
 
 
-def guided(own: list[float], teacher: list[float]) -> Group:
+def guided(policy: list[float], teacher: list[float]) -> Group:
     """A group whose last members are the teacher's."""
-    members = [(reward, Author.POLICY) for reward in own] + [(reward, Author.TEACHER) for reward in teacher]
+    members = [(reward, Author.POLICY) for reward in policy] + [(reward, Author.TEACHER) for reward in teacher]
     return group(
         [
             trajectory([turn([1], [2], author=author)], member=member, reward=reward)
@@ -34,14 +34,14 @@ def test_the_mean_of_the_policys_members_is_the_baseline() -> None:
     assert algorithm.advantages(guided([0, 0, math.nan], [1])) == [0, 0, 0, 1]
 
 
-def test_a_trajectory_that_a_teacher_began_is_not_the_policys() -> None:
+def test_a_trajectory_begun_by_the_teacher_is_not_in_the_policy_baseline() -> None:
     begun = trajectory([turn([1], [2], author=Author.TEACHER), turn([1], [2])], member=2, reward=1.0)
-    own = guided([0, 0], []).trajectories
+    policy = guided([0, 0], []).trajectories
     algorithm = LUFFY(LuffySettings(baseline_members=BaselineMembers.on_policy))
-    assert algorithm.advantages(group([*own, begun])) == [0, 0, 1]
+    assert algorithm.advantages(group([*policy, begun])) == [0, 0, 1]
 
 
-def test_the_teachers_tokens_have_the_shaped_loss_and_all_others_the_ratio() -> None:
+def test_teacher_tokens_use_the_shaped_loss_and_policy_tokens_the_ratio() -> None:
     # Token 1 is the policy's: ratio e^0.5, unclipped, advantage 2. Token 2 is the teacher's: p = 0.1, f = 1/2.
     batch = inputs(authors_BT=torch.tensor([[0, 1, 3]]), weights_BT=torch.ones(1, 3))
     log_probs_BT = torch.tensor([[0.0, -0.5, math.log(0.1)]], requires_grad=True)

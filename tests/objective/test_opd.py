@@ -12,7 +12,7 @@ from tests.support.losses import INPUTS, inputs, members
 ONES = torch.tensor([[0.0, 1.0, 1.0]])
 
 
-def test_every_valid_trajectory_counts_alike_whatever_its_reward() -> None:
+def test_valid_trajectories_count_equally_with_any_reward() -> None:
     assert OPD(DistillationSettings()).advantages(members(1.0, 0.0, math.nan, 0.5)) == [1, 1, 0, 1]
 
 
@@ -29,7 +29,7 @@ def test_loss() -> None:
     assert log_probs_BT.grad[0].tolist() == pytest.approx([0.0, -math.exp(0.1) * 0.5 / 4, 2 / 4], rel=1e-5)
 
 
-def test_a_teacher_that_agrees_leaves_nothing_to_learn() -> None:
+def test_no_gradient_if_the_teacher_agrees() -> None:
     batch = inputs(advantages_BT=ONES)
     log_probs_BT = torch.tensor([[0.0, -0.9, -1.0]], requires_grad=True)
     loss, stats = OPD(DistillationSettings()).loss(log_probs_BT, batch, INPUTS.behaviour_log_probs_BT)
@@ -39,6 +39,6 @@ def test_a_teacher_that_agrees_leaves_nothing_to_learn() -> None:
     assert not log_probs_BT.grad.any()
 
 
-def test_the_teachers_log_probs_are_needed() -> None:
+def test_missing_teacher_log_probs_are_refused() -> None:
     with pytest.raises(ValueError, match="needs the teacher's log-probs"):
         OPD(DistillationSettings()).loss(torch.zeros(1, 3), INPUTS)

@@ -21,7 +21,7 @@ def test_an_impossible_token_gives_infinity_and_nan_stays_nan() -> None:
     assert math.isnan(log_perplexity([-1.0, math.nan]))
 
 
-def test_log_perplexity_of_nothing_is_refused() -> None:
+def test_log_perplexity_of_no_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="no tokens"):
         log_perplexity([])
 
@@ -44,7 +44,7 @@ def test_gate(perplexity: float, delta: float, passes: bool) -> None:
     assert passes_gate(math.log(perplexity), delta) is passes
 
 
-def test_gate_takes_perplexities_that_overflow() -> None:
+def test_gate_accepts_perplexities_that_overflow() -> None:
     assert passes_gate(5000.0, math.inf)
     assert not passes_gate(5000.0, 1e308)
 
@@ -64,6 +64,6 @@ def test_delta_below_one_never_opens_even_for_log_probs_above_zero_by_rounding(d
 
 
 @pytest.mark.parametrize("delta", [math.nan, -1.0])
-def test_delta_without_sense_is_refused(delta: float) -> None:
+def test_invalid_delta_is_refused(delta: float) -> None:
     with pytest.raises(ValueError, match="delta"):
         passes_gate(1.0, delta)

@@ -11,7 +11,7 @@ from tests.support.losses import inputs
 from tests.support.trajectories import group, trajectory, turn
 
 
-def test_accepted_corrections_count_and_nothing_else() -> None:
+def test_only_accepted_corrections_count() -> None:
     failed = [trajectory([turn([1], [2])], member=member) for member in range(2)]
     succeeded = trajectory([turn([1], [2])], member=2, reward=1.0)
     child = trajectory([turn([1], [3])], member=1, reward=1.0, fork=(1, 0), weights=[1.0])
@@ -20,7 +20,7 @@ def test_accepted_corrections_count_and_nothing_else() -> None:
 
 
 def test_loss_is_the_negative_log_likelihood_without_weights() -> None:
-    # The weight 1.5 of token 1 plays no part.
+    # The weight 1.5 of token 1 is ignored.
     batch = inputs(advantages_BT=torch.tensor([[0.0, 1.0, 1.0]]))
     log_probs_BT = torch.tensor([[0.0, -0.5, -2.0]], requires_grad=True)
     loss, stats = SFT(UpdateSettings()).loss(log_probs_BT, batch)
