@@ -84,33 +84,34 @@ class Profiles:
 
 
 def profiled(overrides: Sequence[str], work: str) -> list[list[str]]:
-    from rti_exp.intervention.meter import Meter
+    from rti_exp.intervention.cost import CostMeter
     from rti_exp.training.learner import RTIModule
+    from rti_exp.training.policy_update import PolicyUpdate
 
     profiles = Profiles()
-    gather, update, stage = RTIModule._gather, RTIModule._update, Meter.stage
+    roll_out, update, stage = RTIModule._roll_out, PolicyUpdate.__call__, CostMeter.stage
 
-    def profiled_gather(self: Any, *arguments: Any) -> Any:
+    def profiled_roll_out(self: Any, *arguments: Any) -> Any:
         with profiles.on("rollout"):
-            return gather(self, *arguments)
+            return roll_out(self, *arguments)
 
     def profiled_update(self: Any, *arguments: Any) -> Any:
         with profiles.on("update"):
-            found = update(self, *arguments)
+            stats = update(self, *arguments)
         profiles.iterations += 1
-        return found
+        return stats
 
     @contextmanager
     def profiled_stage(self: Any, name: str) -> Iterator[None]:
         with profiles.on(name), stage(self, name):
             yield
 
-    RTIModule._gather, RTIModule._update, Meter.stage = profiled_gather, profiled_update, profiled_stage  # pyright: ignore
+    RTIModule._roll_out, PolicyUpdate.__call__, CostMeter.stage = profiled_roll_out, profiled_update, profiled_stage  # pyright: ignore
     try:
         with tempfile.TemporaryDirectory() as folder:
             experiment(overrides, Path(folder)).fit()
     finally:
-        RTIModule._gather, RTIModule._update, Meter.stage = gather, update, stage
+        RTIModule._roll_out, PolicyUpdate.__call__, CostMeter.stage = roll_out, update, stage
     return profiles.lines(work)
 
 

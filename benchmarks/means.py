@@ -76,13 +76,13 @@ def all_logits(made: Any) -> Iterator[None]:
 
 @contextmanager
 def scored_twice(_made: Any) -> Iterator[None]:
-    from rti_exp.engines.fitting import score_fitting
+    from rti_exp.engines.failed_requests import score_each
 
     def halves(engine: Any, requests: Sequence[Any]) -> list[Any]:
         middle = len(requests) // 2
-        return [*score_fitting(engine, requests[:middle]), *score_fitting(engine, requests[middle:])]
+        return [*score_each(engine, requests[:middle]), *score_each(engine, requests[middle:])]
 
-    with patch("rti_exp.intervention.gate.score_fitting", halves):
+    with patch("rti_exp.intervention.gate.score_each", halves):
         yield
 
 

@@ -48,6 +48,7 @@ class Counts:
 
     phase: str = "rollout"
     work: dict[str, Work] = field(default_factory=dict)
+    continue_seconds: float = 0.0
 
     def take(self) -> dict[str, Work]:
         work, self.work = self.work, {}
@@ -66,10 +67,10 @@ def count_into(counts: Counts) -> None:
     from rti_exp.engines.compiled_forward import CompiledForward
     from rti_exp.engines.local import LocalEngine
     from rti_exp.engines.transformers_forward import TransformersForward
-    from rti_exp.intervention.meter import Meter
+    from rti_exp.intervention.cost import CostMeter
     from rti_exp.training.token_log_probs import TrainedPositions
 
-    stage, generate, train = Meter.stage, LocalEngine._generate, TrainedPositions.__call__
+    stage, generate, train = CostMeter.stage, LocalEngine._generate, TrainedPositions.__call__
     states = PackedDecoder.states
 
     def counting(feed: Any) -> Any:
@@ -103,18 +104,21 @@ def count_into(counts: Counts) -> None:
     @contextmanager
     def counted_stage(self: Any, name: str) -> Iterator[None]:
         counts.phase = "rollout" if name == "continue" else name
+        start = time.perf_counter()
         try:
             with stage(self, name):
                 yield
         finally:
             counts.phase = "rollout"
+            if name == "continue":
+                counts.continue_seconds += time.perf_counter() - start
 
     for forward in (CompiledForward, TransformersForward):
         forward.feed = counting(forward.feed)  # pyright: ignore[reportAttributeAccessIssue]
     LocalEngine._generate = counted_generate  # pyright: ignore[reportAttributeAccessIssue]
     TrainedPositions.__call__ = counted_training  # pyright: ignore[reportAttributeAccessIssue]
     PackedDecoder.states = counted_packed  # pyright: ignore[reportAttributeAccessIssue]
-    Meter.stage = counted_stage  # pyright: ignore[reportAttributeAccessIssue]
+    CostMeter.stage = counted_stage  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def operations(model: Any, phase: str, work: Work) -> float:
@@ -143,12 +147,11 @@ class Meter(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         seconds, processor = time.perf_counter() - self.wall, time.process_time() - self.processor
         rate, work = matmul_rate(pl_module.device.type), self.counts.take()
-        steps_in = pl_module.interventions
         row = {name: value for name, value in pl_module.last_metrics.items() if value is not None}
         row |= {f"floor/{phase}": operations(pl_module.model, phase, work[phase]) / rate for phase in PHASES}
         row |= {f"tokens/{phase}": work[phase].tokens for phase in PHASES}
         row[f"time/{ONCE}"] = row["time/update"]
-        row["continue"] = steps_in.seconds.get("continue", 0.0) if steps_in is not None else 0.0
+        row["continue"], self.counts.continue_seconds = self.counts.continue_seconds, 0.0
         self.rows.append({**row, "seconds": seconds, "processor": processor, "rate": rate})
 
 

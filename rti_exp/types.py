@@ -1,16 +1,15 @@
-"""The nouns of the pipeline. Who knows this file knows the program.
+"""The nouns of the pipeline. If you know this file, you know the program.
 
-One task's way: a `Task` is rolled out G times into `Trajectory`s, which make a `Group`. Where every
-valid trajectory failed, `Intervention`s are tried; those that succeed put a new trajectory, forked from
-a failed one, into the group. Each trajectory becomes a `Sample`, samples become `Batch`es
-(`rti_exp.training.batch`), batches a loss.
+A `Task` is rolled out G times; the `Trajectory`s form a `Group`. If every valid trajectory failed, `Intervention`s
+are attempted. A successful one adds a new trajectory, forked from a failed one, to the group. Each trajectory becomes a
+`Sample`, samples become `Batch`es (`rti_exp.training.batch`), and batches a loss.
 
 Worked example, one trajectory of two turns (ids are token ids):
 
     turn 0: context_ids [1, 9, 9, 4]   action_ids [7, 8, 2]   observations: one tool message
     turn 1: context_ids [5, 6, 4]      action_ids [3, 2]      done, reward 1.0
 
-    token_ids  1 9 9 4 7 8 2 5 6 4 3 2      append-only: exactly what was sampled is what is trained
+    token_ids  1 9 9 4 7 8 2 5 6 4 3 2      append-only: the sampled tokens are the trained tokens
     authors    0 0 0 0 1 1 1 0 0 0 1 1      ENVIRONMENT, POLICY, CORRECTOR
     loss_mask  F F F F T T T F F F T T      from the author, never from the role name
 
@@ -29,14 +28,14 @@ EvidenceLevel = Literal["none", "rubric", "reference"]
 
 
 class Author(enum.IntEnum):
-    """Who wrote a token."""
+    """The author of a token."""
 
     ENVIRONMENT = 0
     """Prompt, tool result, user, chat template: never trained."""
     POLICY = 1
     CORRECTOR = 2
     TEACHER = 3
-    """A teacher that rolled out in the policy's place (LUFFY)."""
+    """A teacher that rolled out instead of the policy (LUFFY)."""
 
 
 class Status(enum.StrEnum):
@@ -44,36 +43,36 @@ class Status(enum.StrEnum):
 
     OK = "ok"
     TRUNCATED = "truncated"
-    """Ran out of turns or tokens. Valid, with reward 0: the environment scores finished episodes only."""
+    """Ran out of turns or tokens. Valid, with reward 0, since the environment scores finished episodes only."""
     INFRASTRUCTURE_FAILURE = "infrastructure_failure"
-    """The environment or an engine broke. Never a reward: left out of every statistic, and counted."""
+    """The environment or an engine broke. It has no reward, is excluded from every statistic, and is counted."""
 
 
 class Outcome(enum.StrEnum):
-    """What became of one intervention attempt; the attrition funnel counts these."""
+    """The outcome of one intervention attempt; the attrition funnel counts these."""
 
     NO_FAULT = "no_fault"
     NO_VERDICT = "no_verdict"
     NO_CORRECTION = "no_correction"
-    """Nothing usable was written: empty, cut off before its end, longer than a turn may be, or without positions for
-    it or for its prompt in a model; `error` says which."""
+    """No usable correction: empty, cut off, longer than a turn may be, or beyond a model's context window; `error` says
+    which."""
     ROLE_UNAVAILABLE = "role_unavailable"
-    """The engine of a role stayed down; the attempt is lost, the run goes on."""
+    """The engine of a role stayed down; the attempt is lost, the run continues."""
     ROLE_FAILED = "role_failed"
-    """A role raised; `error` says what."""
+    """A role raised an exception, given in `error`."""
     UNCHANGED = "unchanged"
     LEAKED = "leaked"
     MISSES_REQUIREMENT = "misses_requirement"
     IMPLAUSIBLE = "implausible"
     NO_CHECK = "no_check"
-    """No check said no, but the answer of one could not be read."""
+    """No check failed, but the answer to one could not be read."""
     TOO_PERPLEXING = "too_perplexing"
     REPLAY_MISMATCH = "replay_mismatch"
     CONTINUATION_FAILED = "continuation_failed"
-    """The environment broke while the corrected rollout went on."""
+    """The environment broke during the continued rollout."""
     STILL_FAILED = "still_failed"
     NOT_CHOSEN = "not_chosen"
-    """Succeeded, but another correction of the same trajectory was drawn for the merge."""
+    """Succeeded, but another correction of the same trajectory was chosen for the merge."""
     ACCEPTED = "accepted"
 
 
@@ -85,8 +84,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One chat message. `malformed` says why a tool call in `content` could not be read; `thinking` is what an
-    assistant wrote before `content` and no environment is shown."""
+    """One chat message. `malformed` says why a tool call in `content` could not be read; `thinking` is the assistant's
+    text before `content`, which environments do not see."""
 
     role: Role
     content: str
@@ -97,7 +96,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One thing to do. `payload` is plain JSON: all that the environment needs to start an episode."""
+    """One task. `payload` is plain JSON with everything that the environment needs to start an episode."""
 
     id: str
     family: str
@@ -107,19 +106,20 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What an engine generated. `log_probs` are the policy's at temperature 1, whatever the sampling."""
+    """An engine's output. `log_probs` are the policy's at temperature 1, under any sampling options."""
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
     stop_reason: Literal["stop", "length"]
     policy_version: int
     importance_weights: tuple[float, ...] = ()
-    """pi / pi_sampler of each token, truncated; () is 1 each: what sampled is what scores, or it is left as it is."""
+    """Truncated pi / pi_sampler of each token. Empty means all ones: sampler and scorer agree, or no correction is
+    applied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One step: the ids appended before it, the ids the author wrote, what the environment answered.
+    """One step: the ids appended before it, the ids that the author wrote, and the environment's answer.
 
     The full prompt of turn k is the concatenation of `context_ids + action_ids` of turns s..k-1 and its own
     `context_ids`, where s is the last turn up to k that begins a segment, else 0.
@@ -128,20 +128,20 @@ class Turn:
     context_ids: tuple[int, ...]
     action_ids: tuple[int, ...]
     action_log_probs: tuple[float, ...]
-    """Its author's under the rollout prompt at temperature 1 (a correction's are the policy's); one for each id."""
+    """The author's log-prob of each id under the rollout prompt at temperature 1 (for a correction, the policy's)."""
     message: Message
     observations: tuple[Message, ...]
     author: Author
     state_hash: str
     """Hash of the environment's state before this step."""
     new_segment: bool = False
-    """Whether `context_ids` is a whole new prompt, since the chat template did not extend the ids so far."""
+    """Whether `context_ids` is a complete new prompt, because the chat template did not extend the ids so far."""
     importance_weights: tuple[float, ...] = ()
-    """As its completion's; () where nobody sampled it (a correction), or nothing is to be weighed."""
+    """As in `Completion`; empty for a correction, which was not sampled here."""
 
 
 def segment_ids(turns: Sequence[Turn]) -> tuple[int, ...]:
-    """All ids of the segment that the last of these turns is in, through the end of its action."""
+    """All ids of the last turn's segment, through the end of its action."""
     first = max((step for step, turn in enumerate(turns) if turn.new_segment), default=0)
     ids: list[int] = []
     for turn in turns[first:]:
@@ -151,7 +151,7 @@ def segment_ids(turns: Sequence[Turn]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """Where a trajectory left its parent: member `parent` of the same group, before step `step`."""
+    """Where a trajectory was forked: from member `parent` of the same group, before step `step`."""
 
     parent: int
     step: int
@@ -171,7 +171,7 @@ class Trajectory:
     fork: Fork | None = None
     error: str | None = None
     correction_weights: tuple[float, ...] = ()
-    """rho of the corrected turn's tokens (turn `fork.step`); empty when nothing was corrected."""
+    """rho of the corrected turn's tokens (turn `fork.step`); empty without a correction."""
 
     @property
     def valid(self) -> bool:
@@ -192,10 +192,10 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the roles may be told beyond the rollout's own history.
+    """Privileged information for the roles, beyond the rollout's own history.
 
-    `rubric` are the conditions of success, `failed` those that the trajectory did not meet, `reference`
-    the solution (level `reference` only). None of it may reach a rollout prompt.
+    `rubric` lists the conditions of success, `failed` those that the trajectory did not meet, `reference` is the
+    solution (level `reference` only). None of it may reach a rollout prompt.
     """
 
     level: EvidenceLevel
@@ -214,23 +214,41 @@ class Evidence:
         return " | ".join(part for part in parts if part)
 
 
+class FailureKind(enum.StrEnum):
+    """Why a request or a role gave no result."""
+
+    UNAVAILABLE = "unavailable"
+    """The engine gave no answer after its retries."""
+    TOO_LONG = "too_long"
+    """The prompt and its answer do not fit into the model's context window."""
+    UNUSABLE = "unusable"
+    """There is an answer, but it cannot be used: empty, cut off, or None."""
+    RAISED = "raised"
+    """The role's code raised an exception or broke its contract."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Takes the place of a result, from an engine's request to the outcome of an attempt."""
+
+    kind: FailureKind
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The validator's answer for one trajectory. `step` is set exactly when `kind` is "harmful".
+    """The validator's answer for one trajectory. `step` is set exactly when `kind` is "harmful"."""
 
-    "unavailable": its engine lost a question, and `reason` says why.
-    """
-
-    kind: Literal["harmful", "no_fault", "no_verdict", "unavailable"]
+    kind: Literal["harmful", "no_fault", "no_verdict"]
     step: int | None = None
     reason: str = ""
     answers: tuple[str, ...] = ()
-    """The raw answer for each step that was judged."""
+    """The raw answer for each judged step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """A rewritten assistant turn. `prompt_ids` is the correction prompt that pi_cal is scored under."""
+    """A rewritten assistant turn. `prompt_ids` is the correction prompt, under which pi_cal is scored."""
 
     prompt_ids: tuple[int, ...]
     action_ids: tuple[int, ...]
@@ -238,50 +256,51 @@ class Correction:
     message: Message
     source: str
     reencoded: bool = False
-    """Whether it was written in another tokenizer's ids, and its text encoded anew for the policy."""
+    """Whether its author has another tokenizer, so that its text was encoded again for the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One verifier check. `passed` is None when the answer could not be read (counts as not passed), or was `lost`."""
+    """One verifier check. `passed` is None if there is no readable answer, which counts as not passed."""
 
     name: Literal["gold", "leak", "plausible"]
     judge: str
     passed: bool | None
     answer: str = ""
-    lost: bool = False
-    """Its judge's engine gave no answer."""
+    failure: Failure | None = None
+    """Why the judge gave no answer, if its engine lost the question."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervention:
-    """One attempt, whatever became of it."""
+    """One attempt, with any outcome."""
 
     id: str
     task_id: str
     family: str
     parent: int
     sample: int
-    verdict: Verdict
+    verdict: Verdict | None
+    """None if the validator gave none: its engine was down, it raised, or the environment broke before."""
     outcome: Outcome
     evidence: Evidence
     original: str = ""
     correction: Correction | None = None
     checks: tuple[Check, ...] = ()
     log_probs: tuple[float, ...] = ()
-    """Under the rollout prompt; exp(-mean) is the perplexity that the gate compares."""
+    """Under the rollout prompt; exp(-mean) is the gate's perplexity."""
     calibration_log_probs: tuple[float, ...] = ()
     weights: tuple[float, ...] = ()
     perplexity: float | None = None
     state_hash: str = ""
     child: Trajectory | None = None
     shadow: bool = False
-    """True if the gate dropped it and it was continued for the record only."""
+    """True if the gate dropped it and it was continued only for the record."""
     error: str | None = None
 
     @property
     def step(self) -> int | None:
-        return self.verdict.step
+        return None if self.verdict is None else self.verdict.step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,14 +313,14 @@ class Group:
     interventions: tuple[Intervention, ...] = ()
 
     def all_failed(self, success_threshold: float) -> bool:
-        """Whether RTI may step in: there are valid trajectories and none of the sampled ones succeeded."""
+        """Whether RTI intervenes: there are valid trajectories, and no sampled one succeeded."""
         rewards = [trajectory.reward for trajectory in self.sampled if trajectory.valid]
         return bool(rewards) and all(reward < success_threshold for reward in rewards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One trajectory as equal-length token streams; `advantage` holds for all of its trained tokens."""
+    """One trajectory as equal-length token streams; `advantage` applies to all of its trained tokens."""
 
     token_ids: tuple[int, ...]
     authors: tuple[Author, ...]
@@ -309,12 +328,12 @@ class Sample:
     behaviour_log_probs: tuple[float, ...]
     """0.0 where the mask is False."""
     weights: tuple[float, ...]
-    """rho where a corrector wrote; elsewhere 1.0, or the token's importance weight."""
+    """rho for a corrector's tokens; otherwise 1.0 or the token's importance weight."""
     advantage: float
     task_id: str
     member: int
     segment_starts: tuple[int, ...] = (0,)
-    """Where a new prompt begins: nothing before it is seen from there on."""
+    """Where a new prompt begins; tokens before it are not visible after it."""
 
     def __post_init__(self) -> None:
         lengths = {

@@ -1,48 +1,44 @@
-"""What an engine is: something that continues token ids, and scores them."""
+"""The engine protocol: generates and scores token ids with one set of weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from rti_exp.types import Completion
+from rti_exp.types import Completion, Failure, FailureKind
 
 
 class EngineUnavailable(Exception):
-    """The engine stayed down after its retries; interventions that need it are lost and counted."""
+    """The engine stayed down after its retries. Interventions that need it are lost and counted; the run continues."""
 
 
 class EngineUnusable(RuntimeError):
-    """The engine is of no use to the whole job, which must end; no role's failure that costs attempts only."""
+    """A fatal engine error (a wrong key, a wrong model): the job must stop."""
 
 
-class RequestsLost(EngineUnavailable):
-    """Some requests of a call got no answer, after their retries; the others did.
+class RequestsFailed(RuntimeError):
+    """Some requests of a call failed; `rti_exp.engines.failed_requests` turns this into a `Failure` for each.
 
-    `answered` has the completions and `reasons` says why there is none, both by the index of the request.
+    Args:
+        failures: By the index of the request.
+        answered: Results of other requests, by index; requests in neither were not run and can be repeated.
     """
 
-    def __init__(self, answered: Mapping[int, Completion], reasons: Mapping[int, str]) -> None:
-        super().__init__("; ".join(dict.fromkeys(reasons.values())))
-        self.answered = dict(answered)
-        self.reasons = dict(reasons)
+    def __init__(self, failures: Mapping[int, Failure], answered: Mapping[int, Any] | None = None) -> None:
+        super().__init__("; ".join(dict.fromkeys(failure.reason for failure in failures.values())))
+        self.failures = dict(failures)
+        self.answered = dict(answered or {})
 
-
-class RequestsTooLong(ValueError):
-    """Some requests of a call need more positions than the model has; nothing of the call has been done.
-
-    `reasons` says why, by the index of the request.
-    """
-
-    def __init__(self, reasons: Mapping[int, str]) -> None:
-        super().__init__("; ".join(dict.fromkeys(reasons.values())))
-        self.reasons = dict(reasons)
+    @classmethod
+    def too_long(cls, reasons: Mapping[int, str]) -> RequestsFailed:
+        """Requests longer than the model's context window; no request of the call was run."""
+        return cls({index: Failure(kind=FailureKind.TOO_LONG, reason=reason) for index, reason in reasons.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to draw. `temperature` 0 is greedy. Log-probs that come back are always at temperature 1."""
+    """Sampling options. `temperature` 0 is greedy. Returned log-probs are always at temperature 1."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -53,13 +49,13 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """Continue `prompt_ids`. The draw is fixed by `seed` alone, whatever else is in the batch."""
+    """Continue `prompt_ids`. The sample depends on `seed` alone, not on the rest of the batch."""
 
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     seed: int
     log_probs: bool = True
-    """Whether the completion's log-probs will be used; without, an engine may leave it at those of its sampler."""
+    """Whether the completion's log-probs will be used. If not, an engine may return its sampler's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,20 +69,20 @@ class ScoreRequest:
 class Engine(Protocol):
     """Batched generation and scoring with one set of weights.
 
-    Prompts are always given whole; an engine keeps the keys and values of what it has already seen and
-    prefills only what is new (turns of an episode, members of a group, roles that append to a history).
+    Callers always pass whole prompts. An engine caches keys and values and prefills only new tokens (turns of an
+    episode, members of a group, roles that append to a history).
     """
 
     generated_tokens: int
     scored_tokens: int
-    """Counters since construction: tokens sampled; tokens whose log-prob was asked for."""
+    """Counters since construction: sampled tokens, and tokens whose log-prob was requested."""
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         """Completions in the order of `requests`.
 
         Raises:
             EngineUnavailable: the engine stayed down after retries.
-            RequestsTooLong: naming the requests that the model has no positions for.
+            RequestsFailed: some requests exceed the context window or were lost.
         """
         ...
 
@@ -95,10 +91,10 @@ class Engine(Protocol):
 
         Raises:
             EngineUnavailable: the engine stayed down after retries.
-            RequestsTooLong: naming the requests that the model has no positions for.
+            RequestsFailed: some requests exceed the context window or were lost.
         """
         ...
 
     def sync(self, policy_version: int) -> None:
-        """Weights have changed: forget cached keys and values, stamp completions with the new version."""
+        """Call after the weights changed: clears the cache and stamps completions with the new version."""
         ...

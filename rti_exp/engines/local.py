@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedModel
 
-from rti_exp.engines.base import GenerateRequest, RequestsTooLong, ScoreRequest
+from rti_exp.engines.base import GenerateRequest, RequestsFailed, ScoreRequest
 from rti_exp.engines.compiled_forward import CompiledForward
 from rti_exp.engines.forward import Forward, Span
 from rti_exp.engines.prefix_index import Row
@@ -86,7 +86,7 @@ class LocalEngine:
 
         Raises:
             ValueError: an empty prompt, or no token to generate.
-            RequestsTooLong: more tokens than the model has positions.
+            RequestsFailed: more tokens than the model has positions.
             FloatingPointError: a log-prob is not finite.
         """
         self._check_lengths([(len(request.prompt_ids), request.sampling.max_tokens) for request in requests])
@@ -102,7 +102,7 @@ class LocalEngine:
 
         Raises:
             ValueError: an empty prompt.
-            RequestsTooLong: more tokens than the model has positions.
+            RequestsFailed: more tokens than the model has positions.
             FloatingPointError: a log-prob is not finite.
         """
         self._check_lengths([(len(request.prompt_ids), max(len(request.token_ids), 1)) for request in requests])
@@ -129,7 +129,7 @@ class LocalEngine:
             if prompt + new > limit
         }
         if reasons:
-            raise RequestsTooLong(reasons)
+            raise RequestsFailed.too_long(reasons)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

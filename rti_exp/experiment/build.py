@@ -98,9 +98,10 @@ def build_experiment(config: Config, run: Run | None, *, directory: Path) -> Exp
     trainer = build_trainer(config.trainer, callbacks)
     device = trainer.strategy.root_device
     collector = build_collector(config, world, policy)
-    interventions = _interventions(config, collector, policy, RoleBuilder(policy, loader, config.prompts, device))
+    interventions = _interventions(config, collector, RoleBuilder(policy, loader, config.prompts, device))
     teacher = _teacher(config, loader, policy, device)
-    roles = [] if interventions is None else [interventions.validator, interventions.corrector, interventions.verifier]
+    played = None if interventions is None else interventions.roles
+    roles = [] if played is None else [played.validator, played.corrector, played.verifier]
     engines = [policy.engine, *(part.engine for part in (*roles, teacher) if part is not None)]
     trainer.callbacks.append(engine_callback(engines))  # pyright: ignore[reportAttributeAccessIssue]
     module = RTIModule(
@@ -123,7 +124,7 @@ def build_experiment(config: Config, run: Run | None, *, directory: Path) -> Exp
             limits=config.limits,
         ),
         reference=None if teacher is None else teacher.model.requires_grad_(False),
-        metric_sources=[*remote_usage(interventions), *sampler_mismatch(policy.engine)],
+        metric_sources=[*remote_usage(played), *sampler_mismatch(policy.engine)],
     )
     return Experiment(module=module, data=data, trainer=trainer, heldout=heldout)
 
@@ -148,28 +149,24 @@ def build_logger(config: Config, run: Run) -> RunLogger | None:
     return build_part(config.logger, config=config, run=run, **options_of(config.logger))
 
 
-def _interventions(
-    config: Config, collector: Collector, policy: LoadedPolicy, roles: RoleBuilder
-) -> Interventions | None:
+def _interventions(config: Config, collector: Collector, roles: RoleBuilder) -> Interventions | None:
     """None without a corrector: then every group stays as sampled, and the method is GRPO."""
-    from rti_exp.intervention.pipeline import Interventions
+    from rti_exp.intervention.gate import PerplexityGate
+    from rti_exp.intervention.pipeline import Interventions, Roles
 
     corrector = roles.corrector(config.corrector)
     if corrector is None:
         return None
     return Interventions(
-        environment=collector.environment,
-        renderer=policy.renderer,
         collector=collector,
-        engine=policy.engine,
-        validator=roles.validator(config.validator),
-        corrector=corrector,
-        verifier=roles.verifier(config.verifier),
-        gate=config.gate,
+        roles=Roles(
+            validator=roles.validator(config.validator),
+            corrector=corrector,
+            verifier=roles.verifier(config.verifier),
+            gate=PerplexityGate(config.gate),
+        ),
         reweight=config.reweight,
         settings=config.intervention,
-        rollout=config.rollout,
-        seed=config.run.seed,
     )
 
 

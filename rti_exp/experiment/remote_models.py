@@ -6,11 +6,14 @@ The called code imports torch and the client.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rti_exp.config.check import Config
 from rti_exp.config.remote_settings import RemoteSettings
 from rti_exp.config.settings import Scorer, SettingsError
+
+if TYPE_CHECKING:
+    from rti_exp.intervention.pipeline import Roles
 
 COUNTS = ("answered", "from_cache", "lost", "tries", "prompt_tokens", "completion_tokens", "without_counts")
 
@@ -75,12 +78,12 @@ class RemoteUsage:
         return totals
 
 
-def remote_usage(interventions: Any) -> list[RemoteUsage]:
+def remote_usage(roles: Roles | None) -> list[RemoteUsage]:
     """The usage of remote roles as a metric source; none without remote roles."""
     from rti_exp.engines.remote.engine import RemoteEngine
 
-    if interventions is None:
+    if roles is None:
         return []
-    roles = (interventions.validator, interventions.corrector, interventions.verifier)
-    engines = [role.engine for role in roles if role is not None and isinstance(role.engine, RemoteEngine)]
-    return [RemoteUsage(engines, interventions.corrector)] if engines else []
+    parts = (roles.validator, roles.corrector, roles.verifier)
+    engines = [part.engine for part in parts if part is not None and isinstance(part.engine, RemoteEngine)]
+    return [RemoteUsage(engines, roles.corrector)] if engines else []

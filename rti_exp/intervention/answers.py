@@ -1,7 +1,7 @@
 """Reading the roles' answers: strict JSON, or unreadable.
 
-A judge's answer decides what is trained on, so nothing is guessed: no truthiness (`1`, `"true"`), no
-duplicate, missing or extra keys, no NaN, no text around the object.
+A judge's answer decides what is trained, so nothing is guessed: no truthiness (`1`, `"true"`), no duplicate, missing or
+extra keys, no NaN, no text around the object.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 
 class Unreadable(ValueError):
-    """The answer is not what was asked for; the message says why."""
+    """The answer does not have the required form; the message says why."""
 
 
 def read_harmful(text: str) -> tuple[bool, str]:
@@ -23,12 +23,12 @@ def read_harmful(text: str) -> tuple[bool, str]:
     answer = _read_object(text, required={"harmful"}, optional={"reason"})
     reason = answer.get("reason", "")
     if not isinstance(reason, str):
-        raise Unreadable('"reason" is no string')
+        raise Unreadable('"reason" is not a string')
     try:
         reason.encode("utf-8")
     except UnicodeEncodeError as error:
-        # An escaped lone surrogate is fine JSON, but no tokenizer can encode it for the corrector.
-        raise Unreadable('"reason" is no text') from error
+        # An escaped lone surrogate is valid JSON, but no tokenizer can encode it for the corrector.
+        raise Unreadable('"reason" is not valid text') from error
     return _boolean(answer, "harmful"), reason
 
 
@@ -61,9 +61,9 @@ def _read_object(text: str, *, required: set[str], optional: set[str]) -> dict[s
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len({key for key, _ in pairs}) != len(pairs):
-        raise Unreadable("a key comes twice")
+        raise Unreadable("duplicate key")
     return dict(pairs)
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise Unreadable(f"{name} is no JSON")
+    raise Unreadable(f"{name} is not JSON")

@@ -1,4 +1,8 @@
-"""The working nouns: a case (a failed trajectory and what the roles may be told), and an attempt on it."""
+"""The nouns of one intervention, in the order of its stages: case, harmful step, corrected, checked, scored, continued.
+
+Each stage adds what it found to the noun of the stage before. An attempt that leaves the pipeline becomes `Ended`, with
+its outcome and the last noun that it reached; `intervention_record` turns it into the `Intervention` that is recorded.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rti_exp.envs.base import Environment, InfrastructureError
+from rti_exp.envs.base import Environment
 from rti_exp.randomness import derive_seed
 from rti_exp.rollout.environment_calls import environment_call
 from rti_exp.types import (
@@ -25,11 +29,10 @@ from rti_exp.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One failed trajectory that was selected.
+    """One selected failed trajectory, with what the roles may see of it.
 
-    `group` is the index of its group in the iteration, `occurrence` counts earlier groups of the same task
-    (their draws differ); `opening` and `tools` are what the policy saw at its
-    start.
+    `group` is the index of its group in the iteration. `occurrence` counts earlier groups of the same task, whose draws
+    differ. `opening` and `tools` are the policy's at the start of the episode.
     """
 
     group: int
@@ -46,50 +49,28 @@ class Case:
     def turns(self) -> tuple[Turn, ...]:
         return self.trajectory.turns
 
-    def draw(self, *what: int | str) -> int:
-        """The seed of one draw about this case."""
-        again = (self.occurrence,) if self.occurrence else ()
-        return derive_seed(self.seed, self.iteration, self.task.id, self.trajectory.member, *what, *again)
+    def draw(self, *parts: int | str) -> int:
+        """The seed of one draw for this case."""
+        repeat = (self.occurrence,) if self.occurrence else ()
+        return derive_seed(self.seed, self.iteration, self.task.id, self.trajectory.member, *parts, *repeat)
 
     def ids_through(self, step: int) -> tuple[int, ...]:
         """All ids up to the end of turn `step`'s action."""
         return self.trajectory.prompt_ids(step) + self.turns[step].action_ids
 
 
-@dataclass(slots=True, kw_only=True)
-class Attempt:
-    """One correction of a case, from its verdict to its outcome; `outcome` is None while it is in the running."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarmfulStep:
+    """A case whose verdict names a step; correction number `sample` of it is to be drawn."""
 
     case: Case
-    sample: int
     verdict: Verdict
-    outcome: Outcome | None = None
-    correction: Correction | None = None
-    checks: tuple[Check, ...] = ()
-    log_probs: tuple[float, ...] = ()
-    calibration_log_probs: tuple[float, ...] = ()
-    weights: tuple[float, ...] = ()
-    perplexity: float | None = None
-    child: Trajectory | None = None
-    shadow: bool = False
-    error: str | None = None
+    step: int
+    sample: int
 
     @property
     def id(self) -> str:
-        case = self.case
-        again = f"-again{case.occurrence}" if case.occurrence else ""
-        return f"{case.iteration}-{case.task.id}-{case.trajectory.member}-{self.sample}{again}"
-
-    @property
-    def step(self) -> int:
-        """The harmful step.
-
-        Raises:
-            ValueError: the validator found none.
-        """
-        if self.verdict.step is None:
-            raise ValueError(f"attempt {self.id} has no harmful step")
-        return self.verdict.step
+        return attempt_id(self.case, self.sample)
 
     @property
     def turn(self) -> Turn:
@@ -97,64 +78,153 @@ class Attempt:
         return self.case.turns[self.step]
 
     @property
-    def written(self) -> Correction:
-        """The correction.
-
-        Raises:
-            ValueError: none was written.
-        """
-        if self.correction is None:
-            raise ValueError(f"attempt {self.id} has no correction")
-        return self.correction
-
-    def drop(self, outcome: Outcome, error: str | None = None) -> None:
-        self.outcome, self.error = outcome, error
-
-    def record(self) -> Intervention:
-        """
-        Raises:
-            ValueError: the attempt has no outcome yet.
-        """
-        if self.outcome is None:
-            raise ValueError(f"attempt {self.id} has no outcome")
-        turn = None if self.verdict.step is None else self.turn
-        return Intervention(
-            id=self.id,
-            task_id=self.case.task.id,
-            family=self.case.task.family,
-            parent=self.case.trajectory.member,
-            sample=self.sample,
-            verdict=self.verdict,
-            outcome=self.outcome,
-            evidence=self.case.evidence,
-            original="" if turn is None else turn.message.content,
-            correction=self.correction,
-            checks=self.checks,
-            log_probs=self.log_probs,
-            calibration_log_probs=self.calibration_log_probs,
-            weights=self.weights,
-            perplexity=self.perplexity,
-            state_hash="" if turn is None else turn.state_hash,
-            child=self.child,
-            shadow=self.shadow,
-            error=self.error,
-        )
+    def seed(self) -> int:
+        """The seed of the correction's draw."""
+        return self.case.draw("corrector", self.sample)
 
 
-def opened(case: Case, environment: Environment) -> Case | Attempt:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrected:
+    """A harmful step and its rewritten turn."""
+
+    harmful: HarmfulStep
+    correction: Correction
+
+    @property
+    def case(self) -> Case:
+        return self.harmful.case
+
+    @property
+    def step(self) -> int:
+        return self.harmful.step
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The rollout prompt of the step."""
+        return self.case.trajectory.prompt_ids(self.step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A correction with the verifier's checks. One that was rejected is still scored, for the record."""
+
+    corrected: Corrected
+    checks: tuple[Check, ...]
+    rejection: Outcome | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A correction with its log-probs under the rollout prompt and, for rho, under the correction prompt."""
+
+    checked: Checked
+    log_probs: tuple[float, ...]
+    perplexity: float
+    calibration_log_probs: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
+
+    @property
+    def corrected(self) -> Corrected:
+        return self.checked.corrected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continued:
+    """A correction and the trajectory that continues from it. A shadow was dropped by the gate."""
+
+    scored: Scored
+    child: Trajectory
+    shadow: bool = False
+
+    @property
+    def case(self) -> Case:
+        return self.scored.corrected.case
+
+    @property
+    def sample(self) -> int:
+        return self.scored.corrected.harmful.sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """An attempt with its outcome, and the last noun that it reached.
+
+    `verdict` is set for a case that ended with a verdict that names no step.
+    """
+
+    reached: Case | HarmfulStep | Corrected | Checked | Scored | Continued
+    outcome: Outcome
+    error: str | None = None
+    verdict: Verdict | None = None
+    shadow: bool = False
+
+    @property
+    def case(self) -> Case:
+        """The case of the attempt."""
+        return _stages(self.reached)[0]
+
+    @property
+    def sample(self) -> int:
+        harmful = _stages(self.reached)[1]
+        return 0 if harmful is None else harmful.sample
+
+
+def attempt_id(case: Case, sample: int) -> str:
+    repeat = f"-again{case.occurrence}" if case.occurrence else ""
+    return f"{case.iteration}-{case.task.id}-{case.trajectory.member}-{sample}{repeat}"
+
+
+def _stages(
+    reached: Case | HarmfulStep | Corrected | Checked | Scored | Continued,
+) -> tuple[Case, HarmfulStep | None, Corrected | None, Checked | None, Scored | None, Continued | None]:
+    """All nouns of an attempt; None for stages that it did not reach."""
+    continued = reached if isinstance(reached, Continued) else None
+    scored = continued.scored if continued is not None else reached if isinstance(reached, Scored) else None
+    checked = scored.checked if scored is not None else reached if isinstance(reached, Checked) else None
+    corrected = checked.corrected if checked is not None else reached if isinstance(reached, Corrected) else None
+    harmful = corrected.harmful if corrected is not None else reached if isinstance(reached, HarmfulStep) else None
+    case = harmful.case if harmful is not None else reached
+    assert isinstance(case, Case)
+    return case, harmful, corrected, checked, scored, continued
+
+
+def intervention_record(ended: Ended) -> Intervention:
+    """The record of an attempt."""
+    case, harmful, corrected, checked, scored, continued = _stages(ended.reached)
+    return Intervention(
+        id=attempt_id(case, ended.sample),
+        task_id=case.task.id,
+        family=case.task.family,
+        parent=case.trajectory.member,
+        sample=ended.sample,
+        verdict=ended.verdict if harmful is None else harmful.verdict,
+        outcome=ended.outcome,
+        evidence=case.evidence,
+        original="" if harmful is None else harmful.turn.message.content,
+        correction=None if corrected is None else corrected.correction,
+        checks=() if checked is None else checked.checks,
+        log_probs=() if scored is None else scored.log_probs,
+        calibration_log_probs=() if scored is None else scored.calibration_log_probs,
+        weights=() if scored is None else scored.weights,
+        perplexity=None if scored is None else scored.perplexity,
+        state_hash="" if harmful is None else harmful.turn.state_hash,
+        child=None if continued is None else continued.child,
+        shadow=ended.shadow,
+        error=ended.error,
+    )
+
+
+def with_evidence(case: Case, environment: Environment) -> Case:
     """The case with its opening, its tools, and the evidence at the trajectory's end (level "none": no replay).
 
-    If the environment breaks in the replay, an attempt that is already over in place of it.
+    Raises:
+        InfrastructureError: the environment broke in the replay.
     """
     level = case.evidence.level
     messages = [turn.message for turn in case.turns]
-    try:
-        start = environment_call(environment.start, case.task)
-        opening, tools = environment_call(lambda: (tuple(start.messages), tuple(start.tools)))
-        evidence = case.evidence
-        if level != "none":
-            evidence = environment_call(lambda: start.fork(messages).evidence(level))
-    except InfrastructureError as error:
-        lost = Verdict(kind="no_verdict")
-        return Attempt(case=case, sample=0, verdict=lost, outcome=Outcome.REPLAY_MISMATCH, error=str(error))
+    start = environment_call(environment.start, case.task)
+    opening, tools = environment_call(lambda: (tuple(start.messages), tuple(start.tools)))
+    if level == "none":
+        return replace(case, opening=opening, tools=tools)
+    evidence = environment_call(lambda: start.fork(messages).evidence(level))
     return replace(case, opening=opening, tools=tools, evidence=evidence)

@@ -4,67 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rti_exp.config.settings import RolloutSettings
-from rti_exp.envs.base import Environment, InfrastructureError
-from rti_exp.intervention.case import Attempt
+from rti_exp.envs.base import InfrastructureError
+from rti_exp.intervention.case import Continued, Ended, Scored
 from rti_exp.rollout.collector import Collector
 from rti_exp.rollout.environment_calls import replayed_episode
-from rti_exp.rollout.live_episode import EpisodeRules, LiveEpisode
-from rti_exp.rollout.renderer import Renderer
+from rti_exp.rollout.live_episode import LiveEpisode
 from rti_exp.types import Author, Fork, Outcome
 
 
 class Continuation:
-    """Brings the environment before the harmful step, takes the correction, lets the policy go on."""
+    """Restores the state before the harmful step, executes the correction, and lets the policy continue.
 
-    def __init__(
-        self, *, environment: Environment, renderer: Renderer, collector: Collector, settings: RolloutSettings
-    ) -> None:
-        self.environment = environment
-        self.renderer = renderer
-        self.collector = collector
-        self.settings = settings
+    Args:
+        collector: The policy's; its environment, renderer and rollout settings apply.
+    """
 
-    def run(self, attempts: Sequence[Attempt], iteration: int) -> None:
-        """Gives each attempt its child, all continued in one batch.
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
 
-        One whose state could not be reached again is dropped as a replay mismatch; a shadow attempt keeps
-        the outcome it has, and notes the error.
+    def run(
+        self, accepted: Sequence[Scored], shadows: Sequence[Scored], iteration: int
+    ) -> tuple[list[Continued], list[Ended]]:
+        """The continued attempts, all continued in one batch, and those whose state could not be restored.
+
+        Shadows were dropped by the gate, and are continued only for the record.
         """
-        live: list[Attempt] = []
-        runs: list[LiveEpisode] = []
-        for attempt in attempts:
+        live: list[tuple[Scored, bool]] = []
+        episodes: list[LiveEpisode] = []
+        ended: list[Ended] = []
+        for scored, shadow in (*((scored, False) for scored in accepted), *((scored, True) for scored in shadows)):
             try:
-                run = self._resumed(attempt)
+                episode = self._resumed(scored)
             except InfrastructureError as error:
-                attempt.drop(Outcome.REPLAY_MISMATCH if attempt.outcome is None else attempt.outcome, str(error))
+                outcome = Outcome.TOO_PERPLEXING if shadow else Outcome.REPLAY_MISMATCH
+                ended.append(Ended(reached=scored, outcome=outcome, error=str(error), shadow=shadow))
                 continue
-            run.take_turn(attempt.written.action_ids, attempt.log_probs, Author.CORRECTOR)
-            live.append(attempt)
-            runs.append(run)
-        if not runs:
-            return
-        children = self.collector.run(runs, iteration=iteration, purpose="continue")
-        for attempt, child in zip(live, children, strict=True):
-            attempt.child = child
-            attempt.error = child.error
+            episode.take_turn(scored.corrected.correction.action_ids, scored.log_probs, Author.CORRECTOR)
+            live.append((scored, shadow))
+            episodes.append(episode)
+        children = self._collector.run(episodes, iteration=iteration, purpose="continue") if episodes else []
+        continued = [
+            Continued(scored=scored, child=child, shadow=shadow)
+            for (scored, shadow), child in zip(live, children, strict=True)
+        ]
+        return continued, ended
 
-    def _resumed(self, attempt: Attempt) -> LiveEpisode:
-        """An episode that stands before the harmful step.
+    def _resumed(self, scored: Scored) -> LiveEpisode:
+        """An episode in the state before the harmful step.
 
         Raises:
             ReplayMismatch: the replay led to another state.
             InfrastructureError: the environment broke in the replay.
         """
-        task, trajectory, step = attempt.case.task, attempt.case.trajectory, attempt.step
+        collector, harmful = self._collector, scored.corrected.harmful
+        task, trajectory, step = harmful.case.task, harmful.case.trajectory, harmful.step
         turns = trajectory.turns[:step]
-        episode = replayed_episode(self.environment, task, turns, attempt.turn.state_hash)
+        episode = replayed_episode(collector.environment, task, turns, harmful.turn.state_hash)
         return LiveEpisode(
             task,
             trajectory.member,
             episode,
-            EpisodeRules(renderer=self.renderer, settings=self.settings, max_turns=self.environment.max_turns),
+            collector.rules,
             turns=turns,
-            fork=Fork(parent=trajectory.member, step=step, intervention_id=attempt.id),
-            correction_weights=attempt.weights,
+            fork=Fork(parent=trajectory.member, step=step, intervention_id=harmful.id),
+            correction_weights=scored.weights,
         )

@@ -1,4 +1,4 @@
-"""Putting successful continuations into their group."""
+"""Merging successful continuations into their group."""
 
 from __future__ import annotations
 
@@ -6,48 +6,61 @@ import dataclasses
 from collections.abc import Sequence
 
 from rti_exp.config.settings import Merge
-from rti_exp.intervention.case import Attempt
-from rti_exp.intervention.select import choose
+from rti_exp.intervention.case import Continued, Ended, intervention_record
 from rti_exp.types import Group, Outcome, Status, Trajectory
 
 
-def settle(attempts: Sequence[Attempt], success_threshold: float) -> None:
-    """Gives every attempt that was continued its outcome; of one case's successes a seeded draw is accepted.
+def settle(continued: Sequence[Continued], success_threshold: float) -> list[Ended]:
+    """The outcome of every continued attempt. If several corrections of a case succeed, a seeded draw chooses one.
 
-    Attempts that already have an outcome keep it (a shadow attempt never succeeds).
+    A shadow stays too perplexing, whatever its reward.
     """
-    winners: dict[tuple[int, int], list[Attempt]] = {}
-    for attempt in attempts:
-        if attempt.outcome is not None:
-            continue
-        if attempt.child is None or not attempt.child.valid:
-            attempt.drop(Outcome.CONTINUATION_FAILED, attempt.error)
-        elif attempt.child.status is not Status.OK or attempt.child.reward < success_threshold:
-            attempt.drop(Outcome.STILL_FAILED, attempt.error)
+    ended: list[Ended] = []
+    successes: dict[tuple[int, int], list[Continued]] = {}
+    for attempt in continued:
+        child = attempt.child
+        if attempt.shadow:
+            ended.append(Ended(reached=attempt, outcome=Outcome.TOO_PERPLEXING, error=child.error, shadow=True))
+        elif not child.valid:
+            ended.append(Ended(reached=attempt, outcome=Outcome.CONTINUATION_FAILED, error=child.error))
+        elif child.status is not Status.OK or child.reward < success_threshold:
+            ended.append(Ended(reached=attempt, outcome=Outcome.STILL_FAILED, error=child.error))
         else:
-            winners.setdefault((attempt.case.group, attempt.case.trajectory.member), []).append(attempt)
-    for candidates in winners.values():
+            successes.setdefault((attempt.case.group, attempt.case.trajectory.member), []).append(attempt)
+    for candidates in successes.values():
         accepted = choose(candidates)
-        for candidate in candidates:
-            candidate.drop(Outcome.ACCEPTED if candidate is accepted else Outcome.NOT_CHOSEN)
+        ended += [
+            Ended(reached=attempt, outcome=Outcome.ACCEPTED if attempt is accepted else Outcome.NOT_CHOSEN)
+            for attempt in candidates
+        ]
+    return ended
 
 
-def merged(group: Group, attempts: Sequence[Attempt], merge: Merge) -> Group:
-    """The group with the records of its attempts, and with the accepted children in its trajectories.
+def choose(successes: Sequence[Continued]) -> Continued:
+    """One of several successful attempts on one case, drawn at random.
 
-    `replace`: a child takes its parent's place and member number. `append`: it joins at the end, under a
-    new number. `sampled` stays as it was.
+    A corrector's first success is often its laziest; always taking it would favour leaks.
+    """
+    return min(successes, key=lambda attempt: attempt.case.draw("choose", attempt.sample))
+
+
+def merge_group(group: Group, attempts: Sequence[Ended], merge: Merge) -> Group:
+    """The group with the records of its attempts, and with the accepted children among its trajectories.
+
+    `replace`: a child takes its parent's place and member number. `append`: it joins at the end under a new number.
+    `sampled` does not change.
     """
     trajectories = list(group.trajectories)
     records = []
     for attempt in attempts:
-        if attempt.outcome is Outcome.ACCEPTED and attempt.child is not None:
-            attempt.child = _placed(trajectories, attempt.child, merge)
-        records.append(attempt.record())
+        if attempt.outcome is Outcome.ACCEPTED and isinstance(attempt.reached, Continued):
+            child = _place(trajectories, attempt.reached.child, merge)
+            attempt = dataclasses.replace(attempt, reached=dataclasses.replace(attempt.reached, child=child))
+        records.append(intervention_record(attempt))
     return dataclasses.replace(group, trajectories=tuple(trajectories), interventions=(*group.interventions, *records))
 
 
-def _placed(trajectories: list[Trajectory], child: Trajectory, merge: Merge) -> Trajectory:
+def _place(trajectories: list[Trajectory], child: Trajectory, merge: Merge) -> Trajectory:
     members = [trajectory.member for trajectory in trajectories]
     if merge == Merge.append:
         child = dataclasses.replace(child, member=max(members) + 1)

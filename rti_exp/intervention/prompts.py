@@ -1,4 +1,4 @@
-"""Role prompts: filled with data that is never read for placeholders, appended to exact ids."""
+"""Role prompts: filled in one pass, so that data is never read for placeholders, and appended to exact ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLACEHOLDER = re.compile(r"\{(evidence|reason)\}")
 
 
 def fill(template: str, *, evidence: str, reason: str) -> str:
-    """`template` with {evidence} and {reason} put in; braces in the data, and all others, stay as they are."""
+    """`template` with {evidence} and {reason} replaced; all other braces, also those in the data, stay."""
     values = {"evidence": evidence, "reason": reason}
     # One pass: a "{reason}" inside the evidence is data.
     return _PLACEHOLDER.sub(lambda match: values[match[1]], template)

@@ -1,4 +1,4 @@
-"""The validator: which step of a failed trajectory is the first harmful one."""
+"""The validator: finds the first harmful step of a failed trajectory."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dataclasses import dataclass, field
 from rti_exp.config.settings import RolePrompt, RoleSettings
 from rti_exp.engines.base import Engine
 from rti_exp.intervention.answers import read_harmful
-from rti_exp.intervention.ask import Answer, Question, ask
 from rti_exp.intervention.case import Case
 from rti_exp.intervention.prompts import role_message, with_request
-from rti_exp.intervention.rendering import rendered
+from rti_exp.intervention.questions import Answer, Question, ask
+from rti_exp.intervention.transcripts import rendered
 from rti_exp.rollout.renderer import Renderer
-from rti_exp.types import Verdict
+from rti_exp.types import Failure, Verdict
 
 
 @dataclass(slots=True)
 class _Scan:
-    """How far a case has been read."""
+    """The progress on one case."""
 
     case: Case
     answers: list[str] = field(default_factory=list)
-    verdict: Verdict | None = None
+    result: Verdict | Failure | None = None
 
 
 class Validator:
-    """Judges the steps of every case from the first on, `settings.steps_per_call` of each in one engine call.
+    """Judges the steps of every case in order, `settings.steps_per_call` of each in one engine call.
 
     It sees the task, the evidence, the history and the step, and answers strict JSON
-    `{"harmful": bool, "reason"?: str}`. The scan of a case ends at its first harmful step. An answer that
-    stays unreadable ends it too, without a verdict: what comes later may not be the first harmful step.
+    `{"harmful": bool, "reason"?: str}`. The scan of a case ends at its first harmful step. An answer that stays
+    unreadable ends it too, without a verdict: a later harmful step may not be the first one.
 
     Args:
-        same_tokenizer: False for another model that cannot read the policy's ids: it is told the text of the turns.
+        same_tokenizer: False for another model that cannot read the policy's ids; it gets the text of the turns.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class Validator:
         self.prompt = prompt
         self.settings = settings
 
-    def judge(self, cases: Sequence[Case]) -> list[Verdict]:
-        """The verdicts, in the order of `cases`.
+    def judge(self, cases: Sequence[Case]) -> list[Verdict | Failure]:
+        """A verdict for each case; a failure where the engine lost a question.
 
         Raises:
             EngineUnavailable: the engine stayed down.
         """
         scans = [_Scan(case) for case in cases]
         first = 0
-        while any(scan.verdict is None for scan in scans):
-            self._wave([scan for scan in scans if scan.verdict is None], first)
+        while any(scan.result is None for scan in scans):
+            self._wave([scan for scan in scans if scan.result is None], first)
             first += self.settings.steps_per_call
-        return [scan.verdict for scan in scans if scan.verdict is not None]
+        return [scan.result for scan in scans if scan.result is not None]
 
     def _wave(self, scans: Sequence[_Scan], first: int) -> None:
         steps = [range(first, min(first + self.settings.steps_per_call, len(scan.case.turns))) for scan in scans]
@@ -79,22 +79,22 @@ class Validator:
             ids = rendered(case, step, case.turns[step].message.content, self.renderer)
         return Question(
             prompt_ids=with_request(ids, request, self.renderer),
-            seed=lambda number: case.draw("validator", step, number),
+            seed=lambda attempt: case.draw("validator", step, attempt),
         )
 
 
 def _read(scan: _Scan, answers: Sequence[tuple[int, Answer[tuple[bool, str]]]]) -> None:
     for step, answer in answers:
         scan.answers.append(answer.text)
-        if answer.lost:
-            scan.verdict = Verdict(kind="unavailable", reason=answer.text, answers=tuple(scan.answers))
+        if answer.failure is not None:
+            scan.result = answer.failure
             return
         if answer.value is None:
-            scan.verdict = Verdict(kind="no_verdict", answers=tuple(scan.answers))
+            scan.result = Verdict(kind="no_verdict", answers=tuple(scan.answers))
             return
         harmful, reason = answer.value
         if harmful:
-            scan.verdict = Verdict(kind="harmful", step=step, reason=reason, answers=tuple(scan.answers))
+            scan.result = Verdict(kind="harmful", step=step, reason=reason, answers=tuple(scan.answers))
             return
     if len(scan.answers) == len(scan.case.turns):
-        scan.verdict = Verdict(kind="no_fault", answers=tuple(scan.answers))
+        scan.result = Verdict(kind="no_fault", answers=tuple(scan.answers))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule
 from transformers import PreTrainedModel
 
 from rti_exp.engines.base import Engine
+from rti_exp.intervention.pipeline import Intervened, Interventions
 from rti_exp.objective.algorithm import Algorithm
 from rti_exp.training.budget import Budget
 from rti_exp.training.distributed import gather_from_ranks, interleave, rank, world_size
@@ -28,16 +29,6 @@ from rti_exp.training.tasks import IterationTasks
 from rti_exp.training.token_log_probs import TrainedPositions
 from rti_exp.training.trained_policy import FSDPPolicy, TrainedPolicy, WholePolicy
 from rti_exp.types import Group, Sample
-
-
-class Interventions(Protocol):
-    """`rti_exp.intervention.pipeline.Interventions`."""
-
-    @property
-    def seconds(self) -> Mapping[str, float]: ...
-    @property
-    def role_tokens(self) -> Mapping[str, int]: ...
-    def __call__(self, groups: Sequence[Group], iteration: int) -> list[Group]: ...
 
 
 class RTIModule(LightningModule):
@@ -148,20 +139,10 @@ class RTIModule(LightningModule):
         return self.rollouts(tasks, iteration)
 
     @torch.no_grad()
-    def _intervene(self, groups: list[Group], iteration: int) -> Any:
+    def _intervene(self, groups: list[Group], iteration: int) -> Intervened:
         if self.interventions is None or not self.budget.allows_interventions:
-            return RolledOut(groups=groups, tokens={}, seconds={})
-        merged = self.interventions(groups, iteration)
-        tokens, seconds = self.interventions.role_tokens, self.interventions.seconds
-        return RolledOut(
-            groups=merged,
-            tokens={
-                "generated": tokens["continued"],
-                "role_generated": tokens["generated"],
-                "role_scored": tokens["scored"],
-            },
-            seconds={"rollout" if phase == "continue" else phase: value for phase, value in seconds.items()},
-        )
+            return Intervened(groups=groups)
+        return self.interventions(groups, iteration)
 
     def _finish(
         self, collected: CollectedGroups, samples: list[list[Sample | None]], update: UpdateStats, stopwatch: Stopwatch

@@ -16,11 +16,11 @@ from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GraniteConfig, GraniteForCausalLM, PreTrainedModel
 
-from rti_exp.engines.base import GenerateRequest, RequestsTooLong, Sampling, ScoreRequest
+from rti_exp.engines.base import GenerateRequest, RequestsFailed, Sampling, ScoreRequest
 from rti_exp.engines.compiled_forward import CompiledForward
-from rti_exp.engines.fitting import TooLong, generate_fitting, score_fitting
+from rti_exp.engines.failed_requests import generate_each, score_each
 from rti_exp.engines.local import LocalEngine
-from rti_exp.types import Completion
+from rti_exp.types import Completion, Failure, FailureKind
 from tests.support.fakes import tiny_gpt2, tiny_model
 
 VOCABULARY = 400
@@ -319,7 +319,7 @@ def test_modes_are_restored_and_dropout_is_off():
     engine = LocalEngine(model)
     assert engine.generate([request])[0] == expected
     assert [module.training for module in model.modules()] == before
-    with pytest.raises(ValueError, match="positions"):
+    with pytest.raises(RequestsFailed, match="positions"):
         engine.generate([GenerateRequest(prompt_ids=(1,) * 510, sampling=Sampling(max_tokens=3), seed=0)])
     assert [module.training for module in model.modules()] == before
 
@@ -370,17 +370,18 @@ def test_requests_that_are_too_long_are_named_and_the_others_can_be_done():
     long = GenerateRequest(prompt_ids=(1,) * 510, sampling=sampling, seed=0)
     short = GenerateRequest(prompt_ids=(1, 7), sampling=sampling, seed=0)
     reason = "510 + 3 tokens exceed the model's 512 positions"
-    with pytest.raises(RequestsTooLong) as caught:
+    with pytest.raises(RequestsFailed) as caught:
         engine.generate([short, long, short, long])
-    assert caught.value.reasons == {1: reason, 3: reason}
+    too_many = Failure(kind=FailureKind.TOO_LONG, reason=reason)
+    assert caught.value.failures == {1: too_many, 3: too_many}
     assert engine.generated_tokens == 0
     [expected] = engine.generate([short])
-    assert generate_fitting(engine, [short, long]) == [expected, TooLong(reason)]
-    assert generate_fitting(engine, [long]) == [TooLong(reason)]
+    assert generate_each(engine, [short, long]) == [expected, too_many]
+    assert generate_each(engine, [long]) == [too_many]
     scored = ScoreRequest(prompt_ids=(1, 7), token_ids=(8, 9))
     too_long = ScoreRequest(prompt_ids=(1,) * 510, token_ids=(7, 8, 9))
     [log_probs] = engine.score([scored])
-    assert score_fitting(engine, [too_long, scored]) == [TooLong(reason), log_probs]
+    assert score_each(engine, [too_long, scored]) == [too_many, log_probs]
 
 
 def test_models_that_cannot_be_run_row_by_row_are_refused():

@@ -12,16 +12,16 @@ from rti_exp.engines.base import (
     EngineUnavailable,
     EngineUnusable,
     GenerateRequest,
-    RequestsLost,
+    RequestsFailed,
     Sampling,
     ScoreRequest,
 )
-from rti_exp.engines.fitting import Lost, generate_fitting
+from rti_exp.engines.failed_requests import generate_each
 from rti_exp.engines.remote import ChatModel
 from rti_exp.engines.remote.engine import RemoteEngine
 from rti_exp.engines.remote.transcript import END, HEADERS, Transcript, messages_of
 from rti_exp.rollout.renderer import Renderer
-from rti_exp.types import Message
+from rti_exp.types import Failure, FailureKind, Message
 from tests.support.faulty_server import FaultyServer, completion
 
 RENDERER: Renderer = Transcript()
@@ -106,20 +106,21 @@ def test_completions_hold_the_answers() -> None:
 def test_a_lost_request_leaves_the_others() -> None:
     with FaultyServer(lambda body: "400" if body["messages"][0]["content"] == "b" else "ok") as server:
         engine = engine_of(server)
-        with pytest.raises(RequestsLost) as caught:
+        with pytest.raises(RequestsFailed) as caught:
             engine.generate(requests("a", "b", "c"))
         assert set(caught.value.answered) == {0, 2}
-        assert caught.value.reasons == {1: "rejected: status 400: this prompt is too long"}
-        first, lost, third = generate_fitting(engine, requests("a", "b", "c"))
+        failure = Failure(kind=FailureKind.UNAVAILABLE, reason="rejected: status 400: this prompt is too long")
+        assert caught.value.failures == {1: failure}
+        first, lost, third = generate_each(engine, requests("a", "b", "c"))
     assert first == third == caught.value.answered[0]
-    assert lost == Lost("rejected: status 400: this prompt is too long")
+    assert lost == failure
 
 
 def test_the_engine_is_unavailable_if_all_requests_are_lost() -> None:
     with FaultyServer(["500"]) as server:
         with pytest.raises(EngineUnavailable, match=r"^server_error: status 500: out of order$") as caught:
             engine_of(server).generate(requests("a", "b"))
-        assert not isinstance(caught.value, RequestsLost)
+        assert not isinstance(caught.value, RequestsFailed)
 
 
 def test_scoring_is_refused() -> None:

@@ -22,7 +22,7 @@ from rti_exp.engines.base import (
     EngineUnavailable,
     EngineUnusable,
     GenerateRequest,
-    RequestsTooLong,
+    RequestsFailed,
     Sampling,
     ScoreRequest,
 )
@@ -129,9 +129,11 @@ def test_a_call_that_takes_too_long_ends_the_process():
 
 def test_too_long_requests_are_refused_before_the_process_starts():
     engine = vllm_engine(max_context=9)
-    with pytest.raises(RequestsTooLong) as caught:
+    with pytest.raises(RequestsFailed) as caught:
         engine.generate([request(tokens=6), request(tokens=7)])
-    assert caught.value.reasons == {1: "3 + 7 tokens exceed the 9 that the engine has positions for"}
+    assert {index: failure.reason for index, failure in caught.value.failures.items()} == {
+        1: "3 + 7 tokens exceed the 9 that the engine has positions for"
+    }
     with pytest.raises(ValueError, match="at least one token"):
         engine.generate([GenerateRequest(prompt_ids=(), sampling=Sampling(), seed=0)])
     assert engine.generate([]) == []

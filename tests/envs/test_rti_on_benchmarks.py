@@ -25,7 +25,8 @@ from rti_exp.config.settings import (
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.envs.base import Environment
 from rti_exp.intervention.corrector import SelfCorrector
-from rti_exp.intervention.pipeline import Interventions
+from rti_exp.intervention.gate import PerplexityGate
+from rti_exp.intervention.pipeline import Interventions, Roles
 from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import Verifier
 from rti_exp.objective.advantages import group_advantages
@@ -154,21 +155,18 @@ def played(story: Story, corrections: int) -> tuple[Group, Group]:
     voice: dict[str, Any] = {"engine": engine, "renderer": renderer}
     role = RoleSettings(max_tokens=400)
     steps_in = Interventions(
-        environment=story.environment,
-        renderer=renderer,
         collector=collector,
-        engine=engine,
-        validator=Validator(**voice, prompt=JUDGE, settings=role),
-        corrector=SelfCorrector(**voice, prompt=REWRITE, settings=RoleSettings(max_tokens=400, temperature=1.0)),
-        verifier=Verifier(**voice, prompts=CHECKS, settings=VerifierSettings(), role=role),
-        gate=GateSettings(delta=5.0),
+        roles=Roles(
+            validator=Validator(**voice, prompt=JUDGE, settings=role),
+            corrector=SelfCorrector(**voice, prompt=REWRITE, settings=RoleSettings(max_tokens=400, temperature=1.0)),
+            verifier=Verifier(**voice, prompts=CHECKS, settings=VerifierSettings(), role=role),
+            gate=PerplexityGate(GateSettings(delta=5.0)),
+        ),
         reweight=ReweightSettings(eps_cal=0.2),
         settings=InterventionSettings(corrections=corrections),
-        rollout=rollout,
-        seed=0,
     )
     (group,) = collector.collect([story.task], 4, 0)
-    (merged,) = steps_in([group], 0)
+    (merged,) = steps_in([group], 0).groups
     return group, merged
 
 

@@ -135,10 +135,10 @@ def play(world: Canaries, engine: RoleEngine, *, purpose: str, split: str) -> tu
         settings=InterventionSettings(corrections=1, evidence=EvidenceChoice.reference),
         rollout=ROLLOUT,
     )
-    renderer = engine.renderer = pipeline._continuation.renderer = WholeRenderer()
-    for part in (pipeline.validator, pipeline.verifier, pipeline.corrector, pipeline._continuation.collector):
+    collector, roles = pipeline.interventions.collector, pipeline.interventions.roles
+    renderer = engine.renderer = WholeRenderer()
+    for part in (roles.validator, roles.verifier, roles.corrector, collector):
         part.renderer = renderer  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
-    collector = pipeline._continuation.collector
     groups = collector.collect(world.tasks(split)[:TASKS], 2, 1, purpose=purpose)
     require_valid_rollouts(groups, "here", LimitSettings(env_failures=1.0))  # not all; some evaluators raise
     return groups, pipeline

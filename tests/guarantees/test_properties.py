@@ -13,17 +13,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rti_exp.config.settings import Baseline, Merge, Scope
-from rti_exp.intervention.case import Attempt, Case
-from rti_exp.intervention.gate import is_open, perplexity
-from rti_exp.intervention.merge import merged, settle
+from rti_exp.config.settings import Baseline, GateSettings, Merge, Scope
+from rti_exp.intervention.case import Continued, Ended
+from rti_exp.intervention.gate import PerplexityGate, perplexity
+from rti_exp.intervention.merge import merge_group, settle
 from rti_exp.objective.advantages import advantages_from_members, group_advantages
 from rti_exp.objective.losses import kl_penalty, policy_loss, shaped_loss
 from rti_exp.objective.passk import pass_at_k, pass_hat_k
 from rti_exp.objective.weights import correction_weights
 from rti_exp.training.batch import micro_batches, mini_batches, trained_tokens
 from rti_exp.training.samples import to_samples
-from rti_exp.types import Author, Evidence, Fork, Group, Outcome, Status, Trajectory, Verdict
+from rti_exp.types import Author, Fork, Group, Outcome, Status, Trajectory
+from tests.support.interventions import case_of, continued_attempt, harmful_step
 from tests.support.trajectories import TASK, group, trajectory, turn
 
 PROPERTY = settings(deadline=None, max_examples=150, derandomize=True)
@@ -35,6 +36,10 @@ POSSIBLE_LOG_PROBS = st.one_of(LOG_PROBS, st.just(-math.inf))
 
 
 # -- advantages -------------------------------------------------------------------------------------------
+
+
+def is_open(delta: float, log_probs: Sequence[float]) -> bool:
+    return PerplexityGate(GateSettings(delta=delta)).passes(log_probs)
 
 
 @PROPERTY
@@ -102,14 +107,14 @@ def test_pass_at_k_is_a_probability_that_grows_with_k(samples: int, data: st.Dat
 @given(st.lists(POSSIBLE_LOG_PROBS, min_size=1, max_size=30), st.floats(0.0, math.inf), st.floats(0.0, math.inf))
 def test_a_wider_gate_lets_no_less_through(log_probs: list[float], first: float, second: float) -> None:
     narrow, wide = sorted((first, second))
-    assert not (is_open(log_probs, narrow) and not is_open(log_probs, wide))
-    assert is_open(log_probs, math.inf)
-    assert not is_open(log_probs, math.nextafter(1.0, 0.0))
+    assert not (is_open(narrow, log_probs) and not is_open(wide, log_probs))
+    assert is_open(math.inf, log_probs)
+    assert not is_open(math.nextafter(1.0, 0.0), log_probs)
     value = perplexity(log_probs)
     assert value >= 1.0
     if math.isfinite(value) and value < 1e300:
-        assert is_open(log_probs, value * (1 + 1e-9))
-        assert value <= 1 + 1e-9 or not is_open(log_probs, value * (1 - 1e-9))
+        assert is_open(value * (1 + 1e-9), log_probs)
+        assert value <= 1 + 1e-9 or not is_open(value * (1 - 1e-9), log_probs)
 
 
 @PROPERTY
@@ -323,44 +328,41 @@ def test_mini_batches_are_a_partition(one: Group, updates: int, seed: int) -> No
 
 
 @st.composite
-def attempted(draw: st.DrawFn) -> tuple[Group, list[Attempt]]:
-    """A failed group and attempts on some of its members, at whatever stage they ended."""
+def attempted(draw: st.DrawFn) -> tuple[Group, list[Continued], list[Ended]]:
+    """A failed group, continued attempts on some of its members, and attempts that ended at earlier stages."""
     members = [trajectory([turn([1], [2]), turn([3], [4])], member=place) for place in range(draw(st.integers(1, 4)))]
-    attempts = []
+    continued: list[Continued] = []
+    ended: list[Ended] = []
     for parent in members:
-        case = Case(
-            group=0, occurrence=0, task=TASK, trajectory=parent, evidence=Evidence(level="none"), seed=0, iteration=1
-        )
+        case = case_of(parent, TASK, iteration=1)
         for sample in range(draw(st.integers(0, 3))):
-            attempt = Attempt(case=case, sample=sample, verdict=Verdict(kind="harmful", step=1))
-            attempt.outcome = draw(st.sampled_from([None, None, None, Outcome.LEAKED, Outcome.TOO_PERPLEXING]))
-            reward = draw(st.sampled_from([None, 0.0, 0.999, 1.0, 7.0, math.nan]))
-            if reward is not None:
-                child = trajectory([turn([1], [2]), turn([3], [9])], member=parent.member, reward=reward)
-                status = draw(st.sampled_from([Status.OK, Status.TRUNCATED])) if child.valid else child.status
-                fork = Fork(parent=parent.member, step=1, intervention_id=attempt.id)
-                attempt.child = replace(child, status=status, fork=fork)
-            attempts.append(attempt)
-    return group(members), attempts
+            harmful = harmful_step(case, 1, sample=sample)
+            outcome = draw(st.sampled_from([None, None, None, Outcome.LEAKED, Outcome.TOO_PERPLEXING]))
+            if outcome is Outcome.LEAKED:
+                ended.append(Ended(reached=harmful, outcome=outcome))
+                continue
+            reward = draw(st.sampled_from([0.0, 0.999, 1.0, 7.0, math.nan]))
+            child = trajectory([turn([1], [2]), turn([3], [9])], member=parent.member, reward=reward)
+            status = draw(st.sampled_from([Status.OK, Status.TRUNCATED])) if child.valid else child.status
+            fork = Fork(parent=parent.member, step=1, intervention_id=harmful.id)
+            child = replace(child, status=status, fork=fork)
+            continued.append(continued_attempt(harmful, child, shadow=outcome is not None))
+    return group(members), continued, ended
 
 
 @PROPERTY
 @given(attempted(), st.sampled_from(Merge), st.sampled_from([0.5, 1.0]))
 def test_a_merge_counts_every_attempt_and_takes_one_success_of_each_case(
-    drawn: tuple[Group, list[Attempt]], merge: Merge, threshold: float
+    drawn: tuple[Group, list[Continued], list[Ended]], merge: Merge, threshold: float
 ) -> None:
-    before, attempts = drawn
-    rejected = {id(attempt) for attempt in attempts if attempt.outcome is not None}
-    settle(attempts, threshold)
-    after = merged(before, attempts, merge)
-    accepted = [one for one in after.interventions if one.outcome is Outcome.ACCEPTED]
+    before, continued, ended = drawn
+    attempts = [*ended, *settle(continued, threshold)]
+    after = merge_group(before, attempts, merge)
+    accepted = [record for record in after.interventions if record.outcome is Outcome.ACCEPTED]
     won = {
         attempt.case.trajectory.member
-        for attempt in attempts
-        if id(attempt) not in rejected
-        and attempt.child is not None
-        and attempt.child.status is Status.OK
-        and attempt.child.reward >= threshold
+        for attempt in continued
+        if not attempt.shadow and attempt.child.status is Status.OK and attempt.child.reward >= threshold
     }
     assert len(after.interventions) == len(attempts)
     assert sorted(one.parent for one in accepted) == sorted(won)

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from rti_exp.config.settings import ReweightSettings, RoleSettings, Scorer, SettingsError
-from rti_exp.intervention.case import Case
-from rti_exp.intervention.corrector import CUT_OFF, EMPTY, NoCorrection, Rewrite, SelfCorrector, TeacherCorrector
+from rti_exp.intervention.case import HarmfulStep
+from rti_exp.intervention.corrector import CUT_OFF, EMPTY, SelfCorrector, TeacherCorrector
 from rti_exp.rollout.chat_renderer import ChatRenderer
-from rti_exp.types import Correction, Evidence, Message, Outcome, ToolCall, Verdict
+from rti_exp.types import Correction, Evidence, Message, Outcome, ToolCall
 from tests.support.chat_fakes import DATA, chat_tokenizer
 from tests.support.fakes import GuessWorld, call, wrong_texts
 from tests.support.interventions import (
@@ -16,9 +16,11 @@ from tests.support.interventions import (
     CharRenderer,
     Cut,
     RoleEngine,
+    case_of,
     episode,
     failed_group,
     fixed,
+    harmful_step,
     interventions,
     records,
 )
@@ -33,20 +35,18 @@ SETTINGS = {"prompt": REWRITE, "settings": ROLE}
 TAKE_RED = call("take", key="red")
 
 
-def a_rewrite(step: int = 1, sample: int = 0) -> Rewrite:
+def a_rewrite(step: int = 1, sample: int = 0) -> HarmfulStep:
     start = WORLD.start(TASK)
-    case = Case(
-        group=0,
-        occurrence=0,
-        task=TASK,
-        trajectory=episode(WORLD, TASK, 3, wrong_texts(TASK)),
+    case = case_of(
+        episode(WORLD, TASK, 3, wrong_texts(TASK)),
+        TASK,
         evidence=Evidence(level="rubric", rubric=("the key fits",)),
         seed=5,
         iteration=7,
         opening=tuple(start.messages),
         tools=tuple(start.tools),
     )
-    return Rewrite.of(case, Verdict(kind="harmful", step=step, reason="why"), sample)
+    return harmful_step(case, step, sample=sample, reason="why")
 
 
 PROMPT = (
@@ -83,17 +83,12 @@ def test_self_corrector():
 def test_empty_or_cut_off_is_no_correction(answer, why):
     engine = RoleEngine(rewrite=fixed(answer))
     corrector = SelfCorrector(engine=engine, renderer=RENDERER, **SETTINGS)
-    assert corrector.correct([a_rewrite()]) == [NoCorrection(why)]
+    assert corrector.correct([a_rewrite()]) == [why]
 
 
 def test_nothing_to_correct_asks_nothing():
     engine = RoleEngine(down=("rewrite",))
     assert SelfCorrector(engine=engine, renderer=RENDERER, **SETTINGS).correct([]) == []
-
-
-def test_no_harmful_step_is_an_error():
-    with pytest.raises(ValueError, match="no harmful step in box_0/3"):
-        Rewrite.of(a_rewrite().case, Verdict(kind="no_fault"), 0)
 
 
 def teacher(engine: RoleEngine, *, same: bool) -> TeacherCorrector:
@@ -145,7 +140,7 @@ def test_teachers_cut_off_answer_is_judged_in_its_own_ids():
     engine = RoleEngine(renderer=THEIRS, rewrite=fixed(Cut("ab\U0010ffff")))
     assert THEIRS.encode("\U0010ffff") == RENDERER.stop_ids
     corrector = teacher(engine, same=False)
-    assert corrector.correct([a_rewrite()]) == [NoCorrection(CUT_OFF)]
+    assert corrector.correct([a_rewrite()]) == [CUT_OFF]
 
 
 def test_teacher_in_the_pipeline():
@@ -160,9 +155,8 @@ def test_teacher_in_the_pipeline():
     assert theirs.calls == [("rewrite", 1)]
     # pi_cal is the policy's, under the correction prompt in its own ids.
     assert [score.prompt_ids for score in policy.scores][1] == record.correction.prompt_ids
-    assert play.role_tokens["generated"] + play.role_tokens["continued"] == (
-        policy.generated_tokens + theirs.generated_tokens
-    )
+    tokens = play.result.tokens
+    assert tokens["role_generated"] + tokens["generated"] == policy.generated_tokens + theirs.generated_tokens
 
 
 def test_source_scores_pi_cal_in_a_call_of_its_own():
@@ -176,7 +170,7 @@ def test_source_scores_pi_cal_in_a_call_of_its_own():
     assert theirs.calls == [("rewrite", 1), ("score", 1)]
     assert set(record.calibration_log_probs) == {-0.4}
     assert record.weights == pytest.approx((1.1051709180756477,) * len(record.weights))
-    assert play.role_tokens["scored"] == 2 * len(record.log_probs)
+    assert play.result.tokens["role_scored"] == 2 * len(record.log_probs)
 
 
 def test_source_that_is_down_costs_the_attempts():

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from rti_exp.config.settings import ReweightSettings, Scorer
+from rti_exp.config.settings import GateSettings, ReweightSettings, Scorer
 from rti_exp.engines.base import EngineUnavailable, ScoreRequest
-from rti_exp.intervention.case import Attempt, Case
-from rti_exp.intervention.gate import CorrectionScorer, calibration_engine, is_open, perplexity
-from rti_exp.types import Correction, Evidence, Message, Outcome, Verdict
+from rti_exp.intervention.case import Checked, Scored
+from rti_exp.intervention.gate import CorrectionScorer, PerplexityGate, calibration_engine, perplexity
+from rti_exp.types import Correction, Message, Outcome
 from tests.support.fakes import GuessWorld, wrong_texts
-from tests.support.interventions import RoleEngine, episode
+from tests.support.interventions import RoleEngine, case_of, checked_attempt, episode, harmful_step
 
 WORLD = GuessWorld()
 TASK = WORLD.tasks("train")[0]
@@ -31,33 +31,22 @@ class Table(RoleEngine):
         return [self.calibration if one.prompt_ids == CALIBRATION_PROMPT else self.rollout for one in requests]
 
 
-def an_attempt(outcome: Outcome | None = None) -> Attempt:
-    return Attempt(
-        case=Case(
-            group=0,
-            occurrence=0,
-            task=TASK,
-            trajectory=episode(WORLD, TASK, 0, wrong_texts(TASK)),
-            evidence=Evidence(level="none"),
-            seed=0,
-            iteration=0,
-        ),
-        sample=0,
-        verdict=Verdict(kind="harmful", step=1),
-        outcome=outcome,
-        correction=Correction(
-            prompt_ids=CALIBRATION_PROMPT,
-            action_ids=(1, 2, 3),
-            text="",
-            message=Message(role="assistant", content=""),
-            source="self",
-        ),
+def an_attempt(rejection: Outcome | None = None) -> Checked:
+    correction = Correction(
+        prompt_ids=CALIBRATION_PROMPT,
+        action_ids=(1, 2, 3),
+        text="",
+        message=Message(role="assistant", content=""),
+        source="self",
     )
+    case = case_of(episode(WORLD, TASK, 0, wrong_texts(TASK)), TASK)
+    return checked_attempt(harmful_step(case, 1), correction, rejection)
 
 
 def test_scores_perplexity_and_rho_by_hand():
-    engine, attempt = Table(), an_attempt()
-    CorrectionScorer(engine=engine, calibration_engine=engine, eps_cal=0.5).score([attempt])
+    engine = Table()
+    [attempt], ended = CorrectionScorer(engine=engine, calibration_engine=engine, eps_cal=0.5).score([an_attempt()])
+    assert ended == []
     assert attempt.log_probs == (-1.0, -2.0, -0.5)
     assert attempt.calibration_log_probs == (-0.9, -0.5, -3.0)
     assert attempt.perplexity == pytest.approx(math.exp(3.5 / 3))
@@ -69,26 +58,29 @@ def test_scores_perplexity_and_rho_by_hand():
 def test_many_attempts_are_scored_in_one_call_in_their_order():
     engine = Table()
     attempts = [an_attempt() for _ in range(3)]
-    CorrectionScorer(engine=engine, calibration_engine=engine, eps_cal=0.2).score(attempts)
+    scored, _ = CorrectionScorer(engine=engine, calibration_engine=engine, eps_cal=0.2).score(attempts)
     assert engine.calls == [("score", 6)]
-    assert [attempt.weights for attempt in attempts] == [pytest.approx((1.1051709180756477, 1.2, 0.8))] * 3
+    assert [attempt.weights for attempt in scored] == [pytest.approx((1.1051709180756477, 1.2, 0.8))] * 3
 
 
 def test_without_calibration_every_weight_is_exactly_1():
-    engine, attempt = Table(), an_attempt()
-    CorrectionScorer(engine=engine, calibration_engine=None, eps_cal=0.5).score([attempt])
+    engine = Table()
+    [attempt], _ = CorrectionScorer(engine=engine, calibration_engine=None, eps_cal=0.5).score([an_attempt()])
     assert attempt.weights == (1.0, 1.0, 1.0)
     assert attempt.calibration_log_probs == ()
     assert engine.calls == [("score", 1)]
 
 
-def test_a_source_that_is_down_ends_only_what_is_in_the_running():
+def test_a_source_that_is_down_ends_only_accepted_corrections():
     source = Table(down=("score",))
-    live, rejected = an_attempt(), an_attempt(Outcome.LEAKED)
-    CorrectionScorer(engine=Table(), calibration_engine=source, eps_cal=0.5).score([live, rejected])
+    scorer = CorrectionScorer(engine=Table(), calibration_engine=source, eps_cal=0.5)
+    scored, [live, rejected] = scorer.score([an_attempt(), an_attempt(Outcome.LEAKED)])
+    assert scored == []
     assert (live.outcome, live.error) == (Outcome.ROLE_UNAVAILABLE, "down")
     assert (rejected.outcome, rejected.error) == (Outcome.LEAKED, None)
-    assert live.log_probs == rejected.log_probs == (-1.0, -2.0, -0.5)
+    for attempt in (live, rejected):
+        assert isinstance(attempt.reached, Scored)
+        assert attempt.reached.log_probs == (-1.0, -2.0, -0.5)
 
 
 def test_the_policy_that_is_down_ends_the_run():
@@ -150,4 +142,4 @@ def test_perplexity(log_probs, value):
     ],
 )
 def test_gate_compares_in_log_space(log_prob, delta, passes):
-    assert is_open((log_prob,) * 4, delta) is passes
+    assert PerplexityGate(GateSettings(delta=delta)).passes((log_prob,) * 4) is passes

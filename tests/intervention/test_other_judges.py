@@ -11,14 +11,14 @@ from rti_exp.engines.base import GenerateRequest
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.experiment.policies import PolicyLoader
 from rti_exp.experiment.roles import RoleBuilder
-from rti_exp.intervention.case import Attempt, Case
+from rti_exp.intervention.case import Case, Corrected
 from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import Verifier
 from rti_exp.rollout.chat_renderer import ChatRenderer
 from rti_exp.types import Correction, Evidence, Message, Verdict
 from tests.support.chat_fakes import chat_tokenizer, save_chat_policy
 from tests.support.fakes import GuessWorld, call, wrong_texts
-from tests.support.interventions import episode
+from tests.support.interventions import episode, harmful_step
 
 OTHER = ChatRenderer(chat_tokenizer("smollm2"))
 PROMPT = RolePrompt(text="judge: {evidence}", role="user")
@@ -53,6 +53,7 @@ def test_another_tokenizers_validator_is_told_the_conversation_in_its_own_format
         engine=engine, renderer=OTHER, prompt=PROMPT, settings=RoleSettings(max_tokens=64), same_tokenizer=False
     )
     [verdict] = validator.judge([case()])
+    assert isinstance(verdict, Verdict)
     assert (verdict.kind, verdict.step) == ("harmful", 1 if "stuck" in told(engine.generate_requests)[1] else 2)
     first = told(engine.generate_requests)[0]
     wrong = wrong_texts(case().task)[0]
@@ -76,7 +77,7 @@ def test_another_tokenizers_verifier_is_told_the_correction():
     text = call("take", key="red")
     message = OTHER.message(OTHER.action_ids(text))
     written = Correction(prompt_ids=(1,), action_ids=(2,), text=text, message=message, source="self")
-    attempt = Attempt(case=case(), sample=0, verdict=Verdict(kind="harmful", step=0), correction=written)
+    attempt = Corrected(harmful=harmful_step(case()), correction=written)
     [[made]] = verifier.check([attempt])
     assert (made.name, made.passed) == ("gold", True)
     assert f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>user\njudge:" in told(engine.generate_requests)[0]
@@ -94,7 +95,7 @@ def test_another_tokenizers_verifier_is_told_the_thinking_of_a_correction_too():
     )
     message = Message(role="assistant", content="red", thinking="as the rubric says")
     written = Correction(prompt_ids=(1,), action_ids=(2,), text="red", message=message, source="self")
-    verifier.check([Attempt(case=case(), sample=0, verdict=Verdict(kind="harmful", step=0), correction=written)])
+    verifier.check([Corrected(harmful=harmful_step(case()), correction=written)])
     [shown] = told(engine.generate_requests)
     assert "<|im_start|>assistant\n<think>\nas the rubric says\n</think>\n\nred<|im_end|>" in shown
 

@@ -81,7 +81,7 @@ def test_no_verdict_after_retries():
 @pytest.mark.parametrize(("answer", "why"), [("", EMPTY), ("   ", EMPTY), (Cut(TAKE_RED), CUT_OFF)])
 def test_no_correction_when_empty_or_cut_off(answer, why):
     engine = RoleEngine(rewrite=fixed(answer))
-    assert run(engine) == [expected(outcome=Outcome.NO_CORRECTION, error=why, **UNCORRECTED)]
+    assert run(engine) == [expected(outcome=Outcome.NO_CORRECTION, error=why.reason, **UNCORRECTED)]
     assert engine.calls == [("judge", 3), ("rewrite", 1)]
 
 
@@ -94,7 +94,7 @@ def test_unchanged():
 
 @pytest.mark.parametrize("role", ["judge", "rewrite", "gold"])
 def test_an_engine_that_is_down_costs_the_attempts(role):
-    lost = {"judge": NOT_HARMFUL | {"verdict": Verdict(kind="no_verdict")}, "rewrite": UNCORRECTED}
+    lost = {"judge": NOT_HARMFUL | {"verdict": None}, "rewrite": UNCORRECTED}
     changes = lost.get(role, {"checks": (), **UNSCORED})
     assert run(RoleEngine(down=(role,))) == [
         expected(outcome=Outcome.ROLE_UNAVAILABLE, error="the engine is down", **changes)
@@ -179,7 +179,7 @@ def test_replay_mismatch_when_the_evidence_cannot_be_had():
     assert run(engine, GuessWorld(break_fork=True)) == [
         expected(
             outcome=Outcome.REPLAY_MISMATCH,
-            verdict=Verdict(kind="no_verdict"),
+            verdict=None,
             evidence=Evidence(level="rubric"),
             error="the box is gone",
             **NOT_HARMFUL,

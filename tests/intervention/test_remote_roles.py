@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ from tests.support.interventions import (
     REJECT,
     REWRITE,
     CharRenderer,
+    Play,
     RoleEngine,
     failed_group,
     interventions,
@@ -45,6 +47,16 @@ class Policy:
     renderer: CharRenderer = field(default_factory=CharRenderer)
 
 
+def replaced(interventions: Interventions, **roles: Any) -> Interventions:
+    """The same with other roles."""
+    return Interventions(
+        collector=interventions.collector,
+        roles=dataclasses.replace(interventions.roles, **roles),
+        reweight=ReweightSettings(eps_cal=0.5),
+        settings=interventions.settings,
+    )
+
+
 def corrector(remote: RemoteSettings) -> RemoteCorrector:
     return RemoteCorrector(
         policy=Policy(), prompt=REWRITE, remote=remote, instruction=INSTRUCTION, temperature=1.0, max_tokens=50
@@ -57,7 +69,7 @@ def say(text: str, **changes: Any) -> Any:
 
 def corrected(
     server: FaultyServer, *, engine: RoleEngine | None = None, size: int = 2, **changes: Any
-) -> tuple[list[Intervention], Interventions]:
+) -> tuple[list[Intervention], Play]:
     play = interventions(engine or RoleEngine(), WORLD, corrector=corrector(server.settings(**changes)))
     return records(play([failed_group(WORLD, TASK, size)], 0)), play
 
@@ -81,7 +93,7 @@ def test_a_remote_correction_is_accepted_and_scored_by_the_policy() -> None:
         )
     )
     assert [score.prompt_ids for score in policy.scores][1] == record.correction.prompt_ids
-    assert play.role_tokens["generated"] == 3 + policy_role_tokens(policy)
+    assert play.result.tokens["role_generated"] == 3 + policy_role_tokens(policy)
     [body] = server.requests
     assert [(one["role"], one["content"]) for one in body["messages"][1:]] == [
         ("user", "box a"),
@@ -183,7 +195,8 @@ def validated(server: FaultyServer) -> list[Intervention]:
         retries=1,
         steps_per_call=1,
     )
-    play.validator = RemoteValidator(engine=engine, renderer=CharRenderer(), prompt=JUDGE, settings=settings)
+    validator = RemoteValidator(engine=engine, renderer=CharRenderer(), prompt=JUDGE, settings=settings)
+    play.interventions = replaced(play.interventions, validator=validator)
     return records(play([failed_group(WORLD, TASK, 6)], 0))
 
 
@@ -194,8 +207,8 @@ def test_a_remote_validator() -> None:
 
     with FaultyServer(answer=answer) as server:
         found = validated(server)
-    assert {record.verdict.step for record in found} == {1}
-    assert {record.verdict.reason for record in found} == {"the wrong key"}
+    assert {record.step for record in found} == {1}
+    assert {record.verdict.reason for record in found if record.verdict} == {"the wrong key"}
     assert [one["role"] for one in server.requests[-1]["messages"]] == [
         "system", "user", "assistant", "user", "assistant", "user",
     ]  # fmt: skip
@@ -208,8 +221,8 @@ def test_a_lost_verdict_costs_its_own_case() -> None:
     outcomes = sorted(record.outcome.value for record in found)
     assert outcomes == ["accepted", "accepted", "role_unavailable"]
     [lost] = [record for record in found if record.outcome is Outcome.ROLE_UNAVAILABLE]
-    assert lost.verdict.kind == "unavailable"
-    assert lost.error == "[lost: rejected: status 400: this prompt is too long]"
+    assert lost.verdict is None
+    assert lost.error == "rejected: status 400: this prompt is too long"
 
 
 def test_a_validator_that_is_down() -> None:
@@ -233,9 +246,10 @@ def verified(server: FaultyServer) -> list[Intervention]:
     role = RemoteVerifierSettings(
         remote=server.settings(concurrency=1), instructions=instructions, max_tokens=50, retries=0
     )
-    play.verifier = RemoteVerifier(
+    verifier = RemoteVerifier(
         engine=engine, renderer=CharRenderer(), prompts=CHECKS, settings=VerifierSettings(rule=True), role=role
     )
+    play.interventions = replaced(play.interventions, verifier=verifier)
     return records(play([failed_group(WORLD, TASK, 2)], 0))
 
 
@@ -264,4 +278,4 @@ def test_a_check_that_says_no_decides_though_another_was_lost() -> None:
         [record] = verified(server)
     assert record.outcome is Outcome.ROLE_UNAVAILABLE
     assert record.error == "[lost: rejected: status 400: this prompt is too long]"
-    assert [check.lost for check in record.checks] == [True, False, False, False]
+    assert [check.failure is not None for check in record.checks] == [True, False, False, False]

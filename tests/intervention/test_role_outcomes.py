@@ -9,10 +9,20 @@ from typing import Any
 import pytest
 
 from rti_exp.engines.base import EngineUnavailable
-from rti_exp.intervention.guarded import RoleFailed, answers_of
-from rti_exp.types import Outcome
+from rti_exp.intervention.corrector import SelfCorrector
+from rti_exp.intervention.role_calls import call_role
+from rti_exp.types import Failure, FailureKind, Outcome
 from tests.support.fakes import GuessWorld, wrong_texts
-from tests.support.interventions import RoleEngine, failed_group, fixed, interventions, records
+from tests.support.interventions import (
+    REWRITE,
+    ROLE,
+    CharRenderer,
+    RoleEngine,
+    failed_group,
+    fixed,
+    interventions,
+    records,
+)
 
 WORLD = GuessWorld()
 PROSE = "I think that step was rather unwise."
@@ -74,29 +84,53 @@ def test_the_traceback_of_a_role_is_logged(caplog: pytest.LogCaptureFixture) -> 
     assert "KeyError: 'rubric'" in caplog.text
 
 
-def test_answers_of_asks_each_alone_where_all_together_raise() -> None:
-    asked: list[list[int]] = []
+def test_a_role_is_called_for_each_item_if_it_raises_for_all_together() -> None:
+    calls: list[list[int]] = []
 
     def role(items: Sequence[int]) -> list[int]:
-        asked.append(list(items))
+        calls.append(list(items))
         if 0 in items:
             raise ZeroDivisionError("division by zero")
         return [60 // item for item in items]
 
-    assert answers_of(role, [2, 0, 3]) == [30, RoleFailed("ZeroDivisionError: division by zero"), 20]
-    assert asked == [[2, 0, 3], [2], [0], [3]]
-    assert answers_of(role, []) == []
-    assert answers_of(role, [5, 6]) == [12, 10]
+    assert call_role(role, [2, 0, 3]) == [30, raised("ZeroDivisionError: division by zero"), 20]
+    assert calls == [[2, 0, 3], [2], [0], [3]]
+    assert call_role(role, []) == []
+    assert call_role(role, [5, 6]) == [12, 10]
 
 
-def test_another_number_of_answers_is_a_failure() -> None:
-    assert answers_of(lambda items: [1], [0, 0]) == [1, 1]
-    assert answers_of(lambda items: [], [0]) == [RoleFailed("ValueError: 0 answers to 1 questions")]
+def raised(reason: str) -> Failure:
+    return Failure(kind=FailureKind.RAISED, reason=reason)
 
 
-def test_an_engine_that_is_down_is_another_matter() -> None:
+def test_a_wrong_number_of_results_is_a_failure() -> None:
+    assert call_role(lambda items: [1], [0, 0]) == [1, 1]
+    assert call_role(lambda items: [], [0]) == [raised("ValueError: 0 results for 1 items")]
+
+
+def test_an_engine_that_is_down_fails_every_item() -> None:
     def role(items: Sequence[int]) -> list[int]:
         raise EngineUnavailable("down")
 
-    with pytest.raises(EngineUnavailable):
-        answers_of(role, [1, 2])
+    assert call_role(role, [1, 2]) == [Failure(kind=FailureKind.UNAVAILABLE, reason="down")] * 2
+
+
+class SilentCorrector(SelfCorrector):
+    """Has nothing to say, and says so by None."""
+
+    def correct(self, harmful: Sequence[Any]) -> list[None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return [None] * len(harmful)
+
+
+def test_a_corrector_that_returns_none_costs_the_attempt_only() -> None:
+    engine = RoleEngine()
+    corrector = SilentCorrector(engine=engine, renderer=CharRenderer(), prompt=REWRITE, settings=ROLE)
+    play = interventions(engine, WORLD, corrector=corrector)
+    [record] = records(play([failed_group(WORLD, WORLD.tasks("train")[0])], 1))
+    assert (record.outcome, record.error) == (Outcome.NO_CORRECTION, "SilentCorrector returned None")
+
+
+def test_a_verdict_that_was_not_given_is_not_recorded() -> None:
+    for engine in (RoleEngine(down=("judge",)), RoleEngine(judge=raising())):
+        [record] = records(interventions(engine, WORLD)([failed_group(WORLD, WORLD.tasks("train")[0])], 1))
+        assert (record.verdict, record.step) == (None, None)

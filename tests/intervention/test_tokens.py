@@ -16,7 +16,8 @@ from rti_exp.engines.base import Engine, ScoreRequest
 from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.intervention.corrector import SelfCorrector
-from rti_exp.intervention.pipeline import Interventions
+from rti_exp.intervention.gate import PerplexityGate
+from rti_exp.intervention.pipeline import Interventions, Roles
 from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import Verifier
 from rti_exp.rollout.collector import Collector
@@ -53,20 +54,17 @@ def played(
     role = RoleSettings(max_tokens=64)
     collector = Collector(environment=world, engine=policy, renderer=RENDERER, settings=rollout, seed=0)
     play = Interventions(
-        environment=world,
-        renderer=RENDERER,
         collector=collector,
-        engine=policy,
-        validator=Validator(engine=roles, renderer=RENDERER, prompt=JUDGE, settings=role),
-        corrector=SelfCorrector(engine=roles, renderer=RENDERER, prompt=REWRITE, settings=role),
-        verifier=Verifier(
-            engine=roles, renderer=RENDERER, prompts=CHECKS, settings=VerifierSettings(rule=True), role=role
+        roles=Roles(
+            validator=Validator(engine=roles, renderer=RENDERER, prompt=JUDGE, settings=role),
+            corrector=SelfCorrector(engine=roles, renderer=RENDERER, prompt=REWRITE, settings=role),
+            verifier=Verifier(
+                engine=roles, renderer=RENDERER, prompts=CHECKS, settings=VerifierSettings(rule=True), role=role
+            ),
+            gate=PerplexityGate(GateSettings(delta=math.inf)),
         ),
-        gate=GateSettings(delta=math.inf),
         reweight=ReweightSettings(),
         settings=InterventionSettings(),
-        rollout=rollout,
-        seed=0,
     )
     return collector, play
 
@@ -77,7 +75,7 @@ def test_failed_rollouts_become_corrected_ones_on_exact_ids():
     collector, play = played(engine, engine, world, RolloutSettings(max_tokens=64))
     groups = collector.collect(world.tasks("train")[:1], 4, 0)
     assert groups[0].all_failed(1.0)
-    [merged] = play(groups, 0)
+    [merged] = play(groups, 0).groups
     outcomes = [record.outcome for record in merged.interventions]
     assert outcomes.count(Outcome.ACCEPTED) == 2
     assert outcomes.count(Outcome.NOT_CHOSEN) == 4
@@ -111,7 +109,7 @@ def test_a_real_model_scores_and_continues_where_it_was_cut_off():
     longest = len(RENDERER.action_ids(call("take", key="red")))
     collector, play = played(policy, roles, world, RolloutSettings(max_tokens=longest, temperature=0.8))
     groups = collector.collect(world.tasks("train")[:2], 4, 1)
-    merged = play(groups, 1)
+    merged = play(groups, 1).groups
     assert [len(group.interventions) for group in merged] == [6, 6]
     cut_off = 0
     for group in merged:
@@ -134,4 +132,4 @@ def test_a_real_model_scores_and_continues_where_it_was_cut_off():
                 history = parent.prompt_ids(0) + parent.turns[0].action_ids
                 assert correction.prompt_ids[: len(history) + 1] == (*history, *RENDERER.stop_ids)
     assert cut_off
-    assert play(groups, 1) == merged
+    assert play(groups, 1).groups == merged

@@ -5,19 +5,16 @@ import dataclasses
 import pytest
 
 from rti_exp.config.settings import RolloutSettings
-from rti_exp.intervention.case import Attempt, Case
 from rti_exp.intervention.merge import settle
 from rti_exp.types import Check, Outcome, Status, Verdict
 from tests.support.expected_outcomes import (
     CORRECTION,
-    EVIDENCE,
     NOT_HARMFUL,
     PASSED,
     TASK,
     TOKENS,
     UNCORRECTED,
     UNSCORED,
-    VERDICT,
     WORLD,
     expected,
     run,
@@ -28,10 +25,13 @@ from tests.support.interventions import (
     HARMFUL,
     REJECT,
     RoleEngine,
+    case_of,
+    continued_attempt,
     episode,
     failed_group,
     fixed,
     group_of,
+    harmful_step,
     interventions,
 )
 
@@ -128,7 +128,5 @@ def test_a_correction_past_the_context_is_truncated_whatever_it_did(room, outcom
 
 def test_a_truncated_continuation_is_no_success_however_low_the_threshold():
     child = dataclasses.replace(GROUP.sampled[0], status=Status.TRUNCATED, reward=0.0)
-    case = Case(group=0, occurrence=0, task=TASK, trajectory=GROUP.sampled[0], evidence=EVIDENCE, seed=0, iteration=0)
-    attempt = Attempt(case=case, sample=0, verdict=VERDICT, child=child)
-    settle([attempt], -1.0)
-    assert attempt.outcome is Outcome.STILL_FAILED
+    [ended] = settle([continued_attempt(harmful_step(case_of(GROUP.sampled[0], TASK)), child)], -1.0)
+    assert ended.outcome is Outcome.STILL_FAILED

@@ -5,11 +5,21 @@ import dataclasses
 import pytest
 
 from rti_exp.config.settings import RolePrompt, RoleSettings, SettingsError, VerifierSettings
-from rti_exp.intervention.case import Attempt, Case
+from rti_exp.intervention.case import Corrected
 from rti_exp.intervention.verifier import Verifier, rejection
-from rti_exp.types import Check, Correction, Evidence, Outcome, Verdict
+from rti_exp.types import Check, Correction, Evidence, Outcome
 from tests.support.fakes import GuessWorld, call, wrong_texts
-from tests.support.interventions import CHECKS, PASS, REJECT, CharRenderer, RoleEngine, episode, fixed
+from tests.support.interventions import (
+    CHECKS,
+    PASS,
+    REJECT,
+    CharRenderer,
+    RoleEngine,
+    case_of,
+    episode,
+    fixed,
+    harmful_step,
+)
 
 WORLD = GuessWorld()
 TASK = WORLD.tasks("train")[0]
@@ -17,24 +27,18 @@ RENDERER = CharRenderer()
 ROLE = RoleSettings(max_tokens=200)
 
 
-def an_attempt(text: str, *, step: int = 1, sample: int = 0) -> Attempt:
+def an_attempt(text: str, *, step: int = 1, sample: int = 0) -> Corrected:
     start = WORLD.start(TASK)
-    case = Case(
-        group=0,
-        occurrence=0,
-        task=TASK,
-        trajectory=episode(WORLD, TASK, 0, wrong_texts(TASK)),
+    case = case_of(
+        episode(WORLD, TASK, 0, wrong_texts(TASK)),
+        TASK,
         evidence=Evidence(level="reference", rubric=("the code is told",), reference="key red, code 27"),
-        seed=0,
-        iteration=0,
         opening=tuple(start.messages),
         tools=tuple(start.tools),
     )
     ids = RENDERER.action_ids(text)
-    return Attempt(
-        case=case,
-        sample=sample,
-        verdict=Verdict(kind="harmful", step=step, reason="why"),
+    return Corrected(
+        harmful=harmful_step(case, step, sample=sample, reason="why"),
         correction=Correction(prompt_ids=(), action_ids=ids, text=text, message=RENDERER.message(ids), source="self"),
     )
 
@@ -151,7 +155,8 @@ def test_a_check_without_prompt_is_refused():
 def test_rule_knows_only_the_history_before_the_step():
     texts = (call("take", key="red"), call("open"), "28")
     attempt = an_attempt("27", step=0)
-    attempt.case = dataclasses.replace(attempt.case, trajectory=episode(WORLD, TASK, 0, texts))
+    case = dataclasses.replace(attempt.case, trajectory=episode(WORLD, TASK, 0, texts))
+    attempt = dataclasses.replace(attempt, harmful=harmful_step(case, 0))
     assert verifier(RoleEngine(), policy=False, rule=True).check([attempt]) == [(rule(False, "27"),)]
-    attempt.verdict = Verdict(kind="harmful", step=2)
+    attempt = dataclasses.replace(attempt, harmful=harmful_step(case, 2))
     assert verifier(RoleEngine(), policy=False, rule=True).check([attempt]) == [(rule(True),)]

@@ -20,14 +20,31 @@ from rti_exp.config.settings import (
     RolloutSettings,
     VerifierSettings,
 )
-from rti_exp.engines.base import EngineUnavailable, GenerateRequest, RequestsTooLong, ScoreRequest
+from rti_exp.engines.base import EngineUnavailable, GenerateRequest, RequestsFailed, ScoreRequest
+from rti_exp.intervention.case import Case, Checked, Continued, Corrected, HarmfulStep, Scored
 from rti_exp.intervention.corrector import Corrector, SelfCorrector
-from rti_exp.intervention.pipeline import Interventions
+from rti_exp.intervention.gate import PerplexityGate
+from rti_exp.intervention.pipeline import Intervened, Interventions, Roles
 from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import Verifier
 from rti_exp.rollout.collector import Collector
 from rti_exp.rollout.renderer import Renderer
-from rti_exp.types import Author, Completion, Group, Intervention, Message, Status, Task, ToolCall, Trajectory, Turn
+from rti_exp.types import (
+    Author,
+    Completion,
+    Correction,
+    Evidence,
+    Group,
+    Intervention,
+    Message,
+    Outcome,
+    Status,
+    Task,
+    ToolCall,
+    Trajectory,
+    Turn,
+    Verdict,
+)
 from tests.support.fakes import GuessWorld, call, right_texts, wrong_texts
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -180,7 +197,7 @@ class RoleEngine:
             if length > self.positions.get(role, length)
         }
         if reasons:
-            raise RequestsTooLong(reasons)
+            raise RequestsFailed.too_long(reasons)
 
     def _completion(self, reply: str | Cut) -> Completion:
         ids = self.renderer.encode(reply.text) if isinstance(reply, Cut) else self.renderer.action_ids(reply)
@@ -272,15 +289,11 @@ def interventions(
     role: RoleSettings = ROLE,
     rollout: RolloutSettings = ROLLOUT,
     seed: int = 0,
-) -> Interventions:
-    """The whole pipeline, played by `engine`, with one correction per trajectory unless said otherwise."""
+) -> Play:
+    """The whole pipeline, played by `engine`, with one correction per trajectory by default."""
     renderer = CharRenderer()
     own = SelfCorrector(engine=engine, renderer=renderer, prompt=REWRITE, settings=role)
-    return Interventions(
-        environment=world,
-        renderer=renderer,
-        collector=Collector(environment=world, engine=engine, renderer=renderer, settings=rollout, seed=seed),
-        engine=engine,
+    roles = Roles(
         validator=Validator(engine=engine, renderer=renderer, prompt=JUDGE, settings=role),
         corrector=own if isinstance(corrector, str) else corrector,
         verifier=Verifier(
@@ -290,12 +303,52 @@ def interventions(
             settings=VerifierSettings() if verifier is None else verifier,
             role=role,
         ),
-        gate=GateSettings() if gate is None else gate,
-        reweight=ReweightSettings(eps_cal=0.5) if reweight is None else reweight,
-        settings=InterventionSettings(corrections=1) if settings is None else settings,
-        rollout=rollout,
-        seed=seed,
+        gate=PerplexityGate(GateSettings() if gate is None else gate),
     )
+    return Play(
+        Interventions(
+            collector=Collector(environment=world, engine=engine, renderer=renderer, settings=rollout, seed=seed),
+            roles=roles,
+            reweight=ReweightSettings(eps_cal=0.5) if reweight is None else reweight,
+            settings=InterventionSettings(corrections=1) if settings is None else settings,
+        )
+    )
+
+
+class Play:
+    """Interventions that keep their last result."""
+
+    def __init__(self, interventions: Interventions) -> None:
+        self.interventions = interventions
+        self.result = Intervened(groups=[])
+
+    def __call__(self, groups: Sequence[Group], iteration: int) -> list[Group]:
+        self.result = self.interventions(groups, iteration)
+        return self.result.groups
+
+
+def case_of(trajectory: Trajectory, task: Task, **fields: Any) -> Case:
+    defaults: dict[str, Any] = {
+        "group": 0, "occurrence": 0, "evidence": Evidence(level="none"), "seed": 0, "iteration": 0,
+    }  # fmt: skip
+    return Case(task=task, trajectory=trajectory, **{**defaults, **fields})
+
+
+def harmful_step(case: Case, step: int = 0, *, sample: int = 0, reason: str = "") -> HarmfulStep:
+    verdict = Verdict(kind="harmful", step=step, reason=reason)
+    return HarmfulStep(case=case, verdict=verdict, step=step, sample=sample)
+
+
+def checked_attempt(harmful: HarmfulStep, correction: Correction, rejection: Outcome | None = None) -> Checked:
+    return Checked(corrected=Corrected(harmful=harmful, correction=correction), checks=(), rejection=rejection)
+
+
+def continued_attempt(harmful: HarmfulStep, child: Trajectory, *, shadow: bool = False) -> Continued:
+    """An attempt whose correction, checks and scores do not matter."""
+    message = Message(role="assistant", content="x")
+    correction = Correction(prompt_ids=(), action_ids=(1,), text="x", message=message, source="self")
+    scored = Scored(checked=checked_attempt(harmful, correction), log_probs=(-1.0,), perplexity=2.0)
+    return Continued(scored=scored, child=child, shadow=shadow)
 
 
 def records(groups: Sequence[Group]) -> list[Intervention]:

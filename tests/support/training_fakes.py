@@ -36,7 +36,8 @@ from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.envs.base import Environment, StepResult
 from rti_exp.intervention.corrector import SelfCorrector
-from rti_exp.intervention.pipeline import Interventions
+from rti_exp.intervention.gate import PerplexityGate
+from rti_exp.intervention.pipeline import Interventions, Roles
 from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import Verifier
 from rti_exp.objective.algorithm import Algorithm
@@ -166,30 +167,30 @@ def acted(
     collector = Collector(environment=world, engine=engine, renderer=RENDERER, settings=ROLLOUT, seed=run.seed)
     prompts = {"gold": "gold? {evidence}", "leak": "leak? {evidence}", "plausible": "plausible?"}
     interventions = Interventions(
-        environment=world,
-        renderer=RENDERER,
         collector=collector,
-        engine=engine,
-        validator=Validator(
-            engine=engine, renderer=RENDERER, prompt=RolePrompt(text="judge: {evidence}"), settings=ROLE
+        roles=Roles(
+            validator=Validator(
+                engine=engine, renderer=RENDERER, prompt=RolePrompt(text="judge: {evidence}"), settings=ROLE
+            ),
+            corrector=SelfCorrector(
+                engine=engine,
+                renderer=RENDERER,
+                prompt=RolePrompt(text="rewrite: {evidence} | {reason}"),
+                settings=ROLE,
+            )
+            if corrector
+            else None,
+            verifier=Verifier(
+                engine=engine,
+                renderer=RENDERER,
+                prompts={name: RolePrompt(text=text) for name, text in prompts.items()},
+                settings=VerifierSettings(),
+                role=ROLE,
+            ),
+            gate=PerplexityGate(gate or GateSettings(delta=float("inf"))),
         ),
-        corrector=SelfCorrector(
-            engine=engine, renderer=RENDERER, prompt=RolePrompt(text="rewrite: {evidence} | {reason}"), settings=ROLE
-        )
-        if corrector
-        else None,
-        verifier=Verifier(
-            engine=engine,
-            renderer=RENDERER,
-            prompts={name: RolePrompt(text=text) for name, text in prompts.items()},
-            settings=VerifierSettings(),
-            role=ROLE,
-        ),
-        gate=gate or GateSettings(delta=float("inf")),
         reweight=reweight or ReweightSettings(),
         settings=intervention or InterventionSettings(corrections=1),
-        rollout=ROLLOUT,
-        seed=run.seed,
     )
     return module_class(
         model=model,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rti_exp.engines.base import EngineUnavailable, EngineUnusable, GenerateRequest, RequestsLost, ScoreRequest
+from rti_exp.engines.base import EngineUnavailable, EngineUnusable, GenerateRequest, RequestsFailed, ScoreRequest
 from rti_exp.engines.remote.chat_model import ChatModel, ChatRequest
 from rti_exp.engines.remote.failures import RemoteFailure
 from rti_exp.engines.remote.messages import Reply
 from rti_exp.engines.remote.transcript import END, Transcript, messages_of
-from rti_exp.types import Completion
+from rti_exp.types import Completion, Failure, FailureKind
 
 
 class RemoteEngine:
@@ -29,17 +29,21 @@ class RemoteEngine:
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         """
         Raises:
-            RequestsLost: some requests got no answer.
+            RequestsFailed: some requests got no answer.
             EngineUnavailable: no request got an answer.
             EngineUnusable: the job must end (see `ChatModel.reply`).
         """
         replies = self.model.replies([_chat(request) for request in requests])
         answered = {index: self._completion(reply) for index, reply in enumerate(replies) if isinstance(reply, Reply)}
-        reasons = {index: str(reply) for index, reply in enumerate(replies) if isinstance(reply, RemoteFailure)}
-        if reasons and not answered:
-            raise EngineUnavailable("; ".join(dict.fromkeys(reasons.values())))
-        if reasons:
-            raise RequestsLost(answered, reasons)
+        failures = {
+            index: Failure(kind=FailureKind.UNAVAILABLE, reason=str(reply))
+            for index, reply in enumerate(replies)
+            if isinstance(reply, RemoteFailure)
+        }
+        if failures and not answered:
+            raise EngineUnavailable("; ".join(dict.fromkeys(failure.reason for failure in failures.values())))
+        if failures:
+            raise RequestsFailed(failures, answered)
         return [answered[index] for index in range(len(requests))]
 
     def _completion(self, reply: Reply) -> Completion:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from rti_exp.engines.base import EngineUnusable, GenerateRequest, RequestsTooLong, ScoreRequest
+from rti_exp.engines.base import EngineUnusable, GenerateRequest, RequestsFailed, ScoreRequest
 from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.vllm.client import Sampled, WorkerClient, WorkerOptions
 from rti_exp.engines.vllm.mismatch import Mismatch
@@ -101,7 +101,7 @@ class VllmEngine:
 
         Raises:
             ValueError: an empty prompt, or no token to generate.
-            RequestsTooLong: more tokens than `max_context` or the model's positions.
+            RequestsFailed: more tokens than `max_context` or the model's positions.
             EngineUnavailable: vLLM's process cannot be started, raised, or ended twice.
             EngineUnusable: vLLM does not sample from the policy.
             FloatingPointError: log-probs are not finite.
@@ -140,7 +140,7 @@ class VllmEngine:
             if limit is not None and prompt + new > limit
         }
         if reasons:
-            raise RequestsTooLong(reasons)
+            raise RequestsFailed.too_long(reasons)
 
     def _rescore(self, requests: Sequence[GenerateRequest], sampled: Sequence[Sampled]) -> dict[int, tuple[float, ...]]:
         """The scorer's log-probs by the index of the request, for requests that use them."""

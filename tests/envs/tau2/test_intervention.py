@@ -16,7 +16,8 @@ from rti_exp.config.settings import (
 )
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.intervention.corrector import SelfCorrector
-from rti_exp.intervention.pipeline import Interventions
+from rti_exp.intervention.gate import PerplexityGate
+from rti_exp.intervention.pipeline import Interventions, Roles
 from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import Verifier
 from rti_exp.rollout.collector import Collector
@@ -71,23 +72,20 @@ def intervened() -> tuple[Group, Group, ScriptedEngine]:
     collector = Collector(environment=telecom, engine=engine, renderer=RENDERER, settings=ROLLOUT, seed=0)
     voice = {"engine": engine, "renderer": RENDERER}
     intervene = Interventions(
-        environment=telecom,
-        renderer=RENDERER,
         collector=collector,
-        engine=engine,
-        validator=Validator(**voice, prompt=RolePrompt(text="judge: {evidence}"), settings=ROLE),
-        corrector=SelfCorrector(**voice, prompt=RolePrompt(text="rewrite: {evidence} | {reason}"), settings=ROLE),
-        verifier=Verifier(
-            **voice, prompts=CHECKS, settings=VerifierSettings(rule=True, checks=["gold", "leak"]), role=ROLE
+        roles=Roles(
+            validator=Validator(**voice, prompt=RolePrompt(text="judge: {evidence}"), settings=ROLE),
+            corrector=SelfCorrector(**voice, prompt=RolePrompt(text="rewrite: {evidence} | {reason}"), settings=ROLE),
+            verifier=Verifier(
+                **voice, prompts=CHECKS, settings=VerifierSettings(rule=True, checks=["gold", "leak"]), role=ROLE
+            ),
+            gate=PerplexityGate(GateSettings(delta=5.0)),
         ),
-        gate=GateSettings(delta=5.0),
         reweight=ReweightSettings(),
         settings=InterventionSettings(corrections=1),
-        rollout=ROLLOUT,
-        seed=0,
     )
     sampled = collector.collect([TASK], 2, 1)
-    return sampled[0], intervene(sampled, 1)[0], engine
+    return sampled[0], intervene(sampled, 1).groups[0], engine
 
 
 def test_the_papers_failure_is_found_corrected_and_solved() -> None:

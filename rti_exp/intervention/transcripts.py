@@ -1,4 +1,4 @@
-"""A trajectory told to another model than the one that rolled it out."""
+"""A trajectory rendered for another model than the one that rolled it out."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from rti_exp.types import Message
 
 
 def rendered(case: Case, step: int, text: str, renderer: Renderer) -> tuple[int, ...]:
-    """The conversation before turn `step`, and a turn with this text in its place, in the renderer's ids.
+    """The conversation before turn `step`, then a turn with this text, in the renderer's ids.
 
-    Turns are told as their text, whose ids are another tokenizer's.
+    Turns are passed as text, since their ids belong to another tokenizer.
     """
     ids = renderer.opening(case.opening, case.tools)
     for turn in case.turns[:step]:
@@ -20,5 +20,5 @@ def rendered(case: Case, step: int, text: str, renderer: Renderer) -> tuple[int,
 
 
 def whole_text(message: Message) -> str:
-    """What an assistant wrote, its thinking first: all of it is trained, so all of it is judged."""
+    """All that an assistant wrote, thinking first: all of it is trained, so all of it is judged."""
     return f"<think>\n{message.thinking}\n</think>\n\n{message.content}" if message.thinking else message.content

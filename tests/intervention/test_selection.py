@@ -4,11 +4,10 @@ from collections import Counter
 
 import pytest
 
-from rti_exp.intervention.case import Attempt, Case
-from rti_exp.intervention.select import choose, select
-from rti_exp.types import Evidence, Verdict
+from rti_exp.intervention.case import Case
+from rti_exp.intervention.selection import select
 from tests.support.fakes import GuessWorld, wrong_texts
-from tests.support.interventions import episode
+from tests.support.interventions import case_of, episode
 
 WORLD = GuessWorld()
 TASK = WORLD.tasks("train")[0]
@@ -16,15 +15,7 @@ TASK = WORLD.tasks("train")[0]
 
 def cases(members, *, seed: int = 0, iteration: int = 0) -> list[Case]:
     return [
-        Case(
-            group=0,
-            occurrence=0,
-            task=TASK,
-            trajectory=episode(WORLD, TASK, member, wrong_texts(TASK)),
-            evidence=Evidence(level="none"),
-            seed=seed,
-            iteration=iteration,
-        )
+        case_of(episode(WORLD, TASK, member, wrong_texts(TASK)), TASK, seed=seed, iteration=iteration)
         for member in members
     ]
 
@@ -76,15 +67,3 @@ def test_every_member_is_selected_sometimes():
     )
     assert set(counts) == {0, 1, 2, 3}
     assert min(counts.values()) > 30
-
-
-def test_choose_is_a_fair_draw_that_does_not_depend_on_the_order():
-    counts = Counter()
-    for iteration in range(300):
-        [case] = cases([0], iteration=iteration)
-        verdict = Verdict(kind="harmful", step=0)
-        winners = [Attempt(case=case, sample=sample, verdict=verdict) for sample in range(3)]
-        chosen = choose(winners)
-        assert choose(winners[::-1]) is chosen
-        counts[chosen.sample] += 1
-    assert min(counts.values()) > 75

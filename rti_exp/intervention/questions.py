@@ -1,24 +1,24 @@
-"""Asking a judge (validator, verifier) many questions at once, with retries for unreadable answers."""
+"""Questions to a judge (validator or verifier), asked in batches, with retries for unreadable answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rti_exp.config.settings import RoleSettings
 from rti_exp.engines.base import Engine, GenerateRequest, Sampling
-from rti_exp.engines.fitting import Lost, TooLong, generate_fitting
+from rti_exp.engines.failed_requests import generate_each
 from rti_exp.intervention.answers import Unreadable
 from rti_exp.rollout.renderer import Renderer
-from rti_exp.types import Completion
+from rti_exp.types import Completion, Failure, FailureKind
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """`seed(number)` seeds try `number`; 0 is the first."""
+    """`seed(attempt)` seeds attempt number `attempt`, counted from 0."""
 
     prompt_ids: tuple[int, ...]
     seed: Callable[[int], int]
@@ -26,14 +26,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer(Generic[Value]):
-    """`text` is the last try's; `value` is None when it could not be read.
+    """The text of the last attempt, and its value; `value` is None if the text could not be read.
 
-    `text` is the reason in brackets if the question was too long to be asked, or `lost`: its engine gave no answer.
+    If the question was too long or its engine lost it, `text` is the reason in brackets.
     """
 
     text: str
     value: Value | None
-    lost: bool = False
+    failure: Failure | None = None
+    """Set if the engine lost the question."""
 
 
 def ask(
@@ -44,10 +45,10 @@ def ask(
     renderer: Renderer,
     settings: RoleSettings,
 ) -> list[Answer[Value]]:
-    """The answers to `questions`, in their order: one engine call, and one more for each round of retries.
+    """The answers to `questions`, in order: one engine call, and one more for each round of retries.
 
-    `read` raises `Unreadable` for what is no answer. Retries are drawn at temperature 1 with other seeds. A question
-    that the model has no positions for has no answer, and is not asked again.
+    `read` raises `Unreadable` for an invalid answer. Retries are sampled at temperature 1 with other seeds. A question
+    longer than the model's context window has no answer and is not repeated.
 
     Raises:
         EngineUnavailable: the engine stayed down.
@@ -71,24 +72,27 @@ def ask(
             )
             for index in open_questions
         ]
-        unread: list[int] = []
-        for index, completion in zip(open_questions, generate_fitting(engine, requests), strict=True):
-            if isinstance(completion, TooLong):
-                answers[index] = Answer(text=f"[not asked: {completion.why}]", value=None)
-                continue
-            if isinstance(completion, Lost):
-                answers[index] = Answer(text=f"[lost: {completion.why}]", value=None, lost=True)
+        unreadable: list[int] = []
+        for index, completion in zip(open_questions, generate_each(engine, requests), strict=True):
+            if isinstance(completion, Failure):
+                answers[index] = _unanswered(completion)
                 continue
             answers[index] = _answer(completion, read, renderer)
             if answers[index].value is None:
-                unread.append(index)
-        open_questions = unread
+                unreadable.append(index)
+        open_questions = unreadable
     return [answers[index] for index in range(len(questions))]
+
+
+def _unanswered(failure: Failure) -> Answer[Any]:
+    if failure.kind is FailureKind.TOO_LONG:
+        return Answer(text=f"[not asked: {failure.reason}]", value=None)
+    return Answer(text=f"[lost: {failure.reason}]", value=None, failure=failure)
 
 
 def _answer(completion: Completion, read: Callable[[str], Value], renderer: Renderer) -> Answer[Value]:
     text = renderer.message(completion.token_ids).content
-    # What was cut off is no answer, even if the part that is there can be parsed.
+    # A cut-off answer does not count, even if the remaining part can be parsed.
     if completion.stop_reason != "stop":
         return Answer(text=text, value=None)
     try:
