@@ -43,6 +43,7 @@ PROMPT = GROUP.sampled[1].prompt_ids(0)
 def test_a_judges_prompt_that_is_too_long_is_no_verdict():
     engine = RoleEngine(positions={"judge": 0})
     [record] = run(engine)
+    assert record.verdict is not None
     assert record.verdict.answers[0].startswith("[not asked: ")
     verdict = Verdict(kind="no_verdict", answers=record.verdict.answers)
     assert record == expected(outcome=Outcome.NO_VERDICT, verdict=verdict, **NOT_HARMFUL)
@@ -54,6 +55,7 @@ def test_only_the_steps_that_are_too_long_are_not_asked():
     engine = RoleEngine(positions={"judge": first})
     [record] = run(engine)
     assert record.outcome is Outcome.ACCEPTED
+    assert record.verdict is not None
     assert record.verdict.answers == (HARMFUL,)
     assert engine.calls[0] == ("judge", 1)
 

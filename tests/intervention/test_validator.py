@@ -28,7 +28,8 @@ def a_case(texts=None, member: int = 0) -> Case:
 
 def judged(engine: RoleEngine, cases, **settings) -> list[Verdict]:
     role = RoleSettings(max_tokens=200, **settings)
-    return Validator(engine=engine, renderer=RENDERER, prompt=JUDGE, settings=role).judge(cases)
+    results = Validator(engine=engine, renderer=RENDERER, prompt=JUDGE, settings=role).judge(cases)
+    return [result for result in results if isinstance(result, Verdict)]
 
 
 def harmful_at(*texts: str):
