@@ -83,7 +83,8 @@ class Config:
     rollout: RolloutSettings
     evaluation: EvaluationSettings
     algorithm: Part
-    gate: GateSettings
+    gate: GateSettings | Part
+    """A `Part` for a gate from another package, named by `gate._target_`."""
     reweight: ReweightSettings
     intervention: InterventionSettings
     prompts: PromptSettings
@@ -177,7 +178,7 @@ def checked(nodes: dict[str, Any]) -> Config:
     run = typed(RunSettings, _only(nodes, RunSettings), "")
     top = typed(TopSettings, _only(nodes, TopSettings), "")
     classes = {**GROUPS, "policy": ("policy", RemotePolicySettings)} if "remote" in nodes["policy"] else GROUPS
-    made: dict[str, Any] = {attribute: typed(cls, nodes[key], key) for key, (attribute, cls) in classes.items()}
+    made: dict[str, Any] = {attribute: _settings(cls, nodes[key], key) for key, (attribute, cls) in classes.items()}
     timeout = _timeout(nodes["env"].get(TIMEOUT))
     options = {name: value for name, value in nodes["env"].items() if name != TIMEOUT}
     parts: dict[str, Any] = {
@@ -187,6 +188,11 @@ def checked(nodes: dict[str, Any]) -> Config:
     plain["env"][TIMEOUT] = timeout
     key = run_key(_identity(plain, parts))
     return Config(run=run, top=top, env_timeout=timeout, plain=plain, key=key, **made, **parts)
+
+
+def _settings(cls: type, node: Mapping[str, Any], key: str) -> Any:
+    """The settings of a group. A gate with a `_target_` is a class of another package."""
+    return _part(key, node, None) if key == "gate" and "_target_" in node else typed(cls, node, key)
 
 
 def _timeout(value: Any) -> float | None:
@@ -276,7 +282,7 @@ def _plain(nodes: Mapping[str, Any], run: Any, top: Any, made: Mapping[str, Any]
         if key in GROUPS:
             plain[key] = _data(made[GROUPS[key][0]])
         elif key in PARTS:
-            plain[key] = {"_target_": parts[key].target, **_data(parts[key].options)}
+            plain[key] = _data(parts[key])
         else:
             plain[key] = scalars[key]
     checks = plain["verifier"].get("checks")
@@ -288,6 +294,8 @@ def _plain(nodes: Mapping[str, Any], run: Any, top: Any, made: Mapping[str, Any]
 def _data(settings: Any) -> Any:
     if isinstance(settings, enum.Enum):
         return settings.name
+    if isinstance(settings, Part):
+        return {"_target_": settings.target, **_data(settings.options)}
     if dataclasses.is_dataclass(settings):
         return {entry.name: _data(getattr(settings, entry.name)) for entry in dataclasses.fields(settings)}
     if isinstance(settings, Mapping):

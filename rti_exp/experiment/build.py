@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rti_exp.config.algorithm_settings import LuffySettings, teacher_path
-from rti_exp.config.check import Config
-from rti_exp.config.settings import SettingsError
+from rti_exp.config.check import Config, Part
+from rti_exp.config.settings import GateSettings, SettingsError
 from rti_exp.envs.base import Environment
 from rti_exp.experiment.parts import build_environment, build_part, options_of
 from rti_exp.experiment.policies import LoadedPolicy, PolicyLoader
@@ -26,6 +26,7 @@ from rti_exp.types import Author, Task
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, Trainer
 
+    from rti_exp.intervention.gate import Gate
     from rti_exp.intervention.pipeline import Interventions
     from rti_exp.rollout.collector import Collector
     from rti_exp.rollout.teacher_rollouts import TeacherRollouts
@@ -151,7 +152,6 @@ def build_logger(config: Config, run: Run) -> RunLogger | None:
 
 def _interventions(config: Config, collector: Collector, roles: RoleBuilder) -> Interventions | None:
     """None without a corrector: then every group stays as sampled, and the method is GRPO."""
-    from rti_exp.intervention.gate import PerplexityGate
     from rti_exp.intervention.pipeline import Interventions, Roles
 
     corrector = roles.corrector(config.corrector)
@@ -163,11 +163,17 @@ def _interventions(config: Config, collector: Collector, roles: RoleBuilder) -> 
             validator=roles.validator(config.validator),
             corrector=corrector,
             verifier=roles.verifier(config.verifier),
-            gate=PerplexityGate(config.gate),
+            gate=_gate(config.gate),
         ),
         reweight=config.reweight,
         settings=config.intervention,
     )
+
+
+def _gate(gate: GateSettings | Part) -> Gate:
+    from rti_exp.intervention.gate import PerplexityGate
+
+    return PerplexityGate(gate) if isinstance(gate, GateSettings) else build_part(gate, **options_of(gate))
 
 
 def _teacher(config: Config, loader: PolicyLoader, policy: LoadedPolicy, device: object) -> LoadedPolicy | None:

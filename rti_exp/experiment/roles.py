@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rti_exp.config.check import Part
-from rti_exp.config.group_settings import CorrectorSettings, PromptSettings, verifier_settings
+from rti_exp.config.group_settings import CorrectorSettings, PromptSettings, VerifierNode, verifier_settings
+from rti_exp.config.settings import RoleSettings
 from rti_exp.experiment.parts import build_part, options_of
 from rti_exp.experiment.policies import LoadedPolicy, PolicyLoader
 
@@ -36,9 +37,10 @@ class RoleBuilder:
         self._judges: dict[str, LoadedPolicy] = {}
 
     def validator(self, part: Part) -> Validator:
-        return build_part(
-            part, **self._judge(part.options, "validator"), prompt=self._prompts.validator, settings=part.options
-        )
+        prompt = self._prompts.validator
+        if not isinstance(part.options, RoleSettings):
+            return build_part(part, policy=self._policy, prompt=prompt, **options_of(part))
+        return build_part(part, **self._judge(part.options, "validator"), prompt=prompt, settings=part.options)
 
     def corrector(self, part: Part) -> Corrector | None:
         """None for `corrector=none`."""
@@ -62,10 +64,12 @@ class RoleBuilder:
         )
 
     def verifier(self, part: Part) -> Verifier:
+        prompts = self._prompts.verifier
+        if not isinstance(part.options, VerifierNode):
+            return build_part(part, policy=self._policy, prompts=prompts, **options_of(part))
         checks, role = verifier_settings(part.options)
-        return build_part(
-            part, **self._judge(part.options, "verifier"), prompts=self._prompts.verifier, settings=checks, role=role
-        )
+        judge = self._judge(part.options, "verifier")
+        return build_part(part, **judge, prompts=prompts, settings=checks, role=role)
 
     def _judge(self, options: Any, role: str) -> dict[str, Any]:
         """The model that judges, as keyword arguments of the role's class."""

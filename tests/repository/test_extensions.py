@@ -1,0 +1,41 @@
+"""The example validator, corrector, verifier and gate train one iteration of the embedded world, each from its YAML."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import rows
+
+ROOT = Path(__file__).parents[2]
+if not ROOT.joinpath("examples").is_dir():
+    pytest.skip("the examples are part of the checkout", allow_module_level=True)
+
+
+def interventions(tmp_path: Path, *overrides: str) -> list[dict]:
+    command = [sys.executable, "-m", "rti_exp.train", "--config-dir", "examples/conf", "debug=one_iteration"]
+    command += ["probe=none", "logger=none", f"runs_root={tmp_path}", *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    [run] = tmp_path.glob("debug/*")
+    records = rows(run, "interventions.jsonl")
+    assert records
+    return records
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["0.0", "inf"])
+def test_own_roles_and_gate(tmp_path: Path, limit: str) -> None:
+    options = ("corrector.text=xyz", "verifier.pattern=x.*", f"gate.max_surprisal={limit}")
+    roles = ("validator=first_error", "corrector=template", "verifier=regex", "gate=surprisal")
+    records = interventions(tmp_path, *roles, *options)
+    assert {record["reason"] for record in records} == {"the call failed"}
+    assert {record["correction"] for record in records} == {"xyz"}
+    checks = [check for record in records for check in record["checks"]]
+    assert {(check["judge"], check["passed"]) for check in checks} == {("regex", True)}
+    # No text is certain, so a limit of 0 drops every correction, and inf none.
+    dropped = [record["outcome"] == "too_perplexing" for record in records]
+    assert all(dropped) if limit == "0.0" else not any(dropped)
