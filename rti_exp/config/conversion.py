@@ -90,9 +90,10 @@ def _nested(hint: Any, value: Any, key: str) -> Any:
 
 
 def signature_class(key: str, target: str) -> type | None:
-    """A settings class made from a target's keyword parameters; None if it takes any keyword.
+    """The settings class of a class of another package, or of a torch-free one of this package.
 
-    Only targets outside the package and torch-free ones in it come here.
+    If its constructor has a parameter `settings` annotated with a settings class, that one (algorithms); otherwise one
+    made from its keyword parameters. None if it takes any keyword.
     """
     module, _, name = target.rpartition(".")
     try:
@@ -100,6 +101,9 @@ def signature_class(key: str, target: str) -> type | None:
         parameters = inspect.signature(made).parameters.values()
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise SettingsError(f"{key}._target_={target!r}: must be the full name of a class ({error})") from error
+    settings = typing.get_type_hints(made.__init__).get("settings") if isinstance(made, type) else None
+    if isinstance(settings, type) and dataclasses.is_dataclass(settings):
+        return settings
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return _class_of(made, name)

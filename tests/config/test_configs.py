@@ -94,7 +94,7 @@ def test_defaults_of_the_contract(composed: Composed) -> None:
     config = check(composed())
     assert config.run == RunSettings(seed=0, max_iterations=24, tasks_per_iteration=12, group_size=8)
     assert (config.evaluation.every, config.evaluation.tasks, config.evaluation.samples) == (8, 96, 8)
-    assert (config.gate.delta, config.reweight.eps_cal) == (5.0, 0.2)
+    assert (config.plain["gate"]["delta"], config.reweight.eps_cal) == (5.0, 0.2)
     assert (config.intervention.max_per_group, config.intervention.corrections) == (None, 3)
     assert (config.rollout.max_tokens, config.rollout.max_context) == (32, 96)
     assert config.top == TopSettings(study=None, runs_root="runs", fresh=False, size="full")

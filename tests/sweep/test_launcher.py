@@ -105,7 +105,7 @@ def test_names() -> None:
 
 def test_equal_configs_are_one_job(plan: Callable[..., Sweep]) -> None:
     planned = plan([[f"gate.delta={text}"] for text in ("inf", "Inf", "5", "5.0", ".inf", "0")])
-    assert [job.config.gate.delta for job in planned.jobs] == [float("inf"), 5.0, 0.0]
+    assert [job.config.plain["gate"]["delta"] for job in planned.jobs] == [float("inf"), 5.0, 0.0]
     assert planned.study == "gate.delta"
     assert planned.study_dir.name == "gate.delta"
     assert all("study=gate.delta" in job.overrides for job in planned.jobs)

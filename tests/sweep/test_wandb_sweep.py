@@ -57,6 +57,6 @@ def test_an_agents_command_line_composes(sweep: dict[str, Any], composed: Compos
     last = agent_arguments(sweep, points[-1])
     assert last == ["gate.delta=inf", "seed=4", "study=wandb_delta_study", "logger.mode=online"]
     config = check(composed(*last))
-    assert (config.gate.delta, config.run.seed, config.top.study) == (math.inf, 4, "wandb_delta_study")
+    assert (config.plain["gate"]["delta"], config.run.seed, config.top.study) == (math.inf, 4, "wandb_delta_study")
     keys = {check(composed(*agent_arguments(sweep, points[place]))).key for place in (0, 1, 5, 34)}
     assert len(keys) == 4
