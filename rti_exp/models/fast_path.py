@@ -1,4 +1,4 @@
-"""Faster code for some models, by the one line that names it. Without it, transformers computes everything."""
+"""The seam to faster code for some models, which the last line names. Without it, transformers computes everything."""
 
 from __future__ import annotations
 
@@ -80,6 +80,8 @@ class FastPath(Protocol):
 
 def fast_path(model: PreTrainedModel) -> FastPath | None:
     """The fast path for `model`, in eval mode, if there is one and it agrees with the model's own forward pass."""
-    from rti_exp import compiled_qwen3
+    return None
 
-    return compiled_qwen3.fast_path(model)
+
+# Replaces the function above. Delete this line and the folder, and everything works without compiled code.
+from rti_exp.compiled_qwen3 import fast_path  # noqa: E402, F401, F811

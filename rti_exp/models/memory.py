@@ -197,7 +197,7 @@ def _head(architecture: PretrainedConfig, tokens: int) -> int:
 
 
 def _cache(config: Config, architecture: PretrainedConfig, itemsize: int) -> int:
-    """slots * length * 2 * layers * key/value heads * head width values (`rti_exp.engines.slots.SlotCache`)."""
+    """slots * length * 2 * layers * key/value heads * head width values (`rti_exp.engines.key_value_cache.SlotCache`)."""
     text, engine = architecture.get_text_config(), config.engine.options
     rollouts = -(-config.run.tasks_per_iteration * config.run.group_size // _world(config))
     batch = min(getattr(engine, "max_batch", rollouts), rollouts)
