@@ -1,7 +1,6 @@
-"""How much memory a run takes, worked out without weights: the model is built of fake tensors.
+"""The memory that a run needs, computed without weights: the model is built of fake tensors.
 
-Everything here is in bytes of one device. Parameters and what autograd saves are counted, not guessed; the rest
-are formulas, each beside its name.
+Everything is in bytes of one device. Parameters and the tensors that autograd saves are counted; the rest are formulas.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from rti_exp.models.head import CHUNK_VALUES, CHUNKED_FROM
 
 ADAM_MOMENTS = 2
 UNSHARDED_LAYERS = 2
-"""Layers whose whole weights FSDP holds at once: the one at work, and the one that is fetched meanwhile."""
+"""Layers whose whole weights FSDP holds at once: the current one, and the next one, which is prefetched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What is counted once, whatever the strategy."""
+    """Sizes that do not depend on the strategy."""
 
     parameters: int
     trained_parameters: int
@@ -34,17 +33,17 @@ class Sizes:
     """Of the largest decoder layer."""
     trained_weights: int
     reference: int
-    """A frozen copy for a KL term, or the teacher that the algorithm learns from (taken to be of the policy's size)."""
+    """A frozen copy for a KL term, or the algorithm's teacher, which is assumed to be of the policy's size."""
     autocast_copies: int
-    """bf16 copies of the linear layers' weights, which autocast keeps through a forward pass."""
+    """bf16 copies of the linear layers' weights, which autocast keeps during a forward pass."""
     activations: int
-    """What the backward pass of one micro-batch needs, the head left out."""
+    """Tensors saved for the backward pass of one micro-batch, without the head's."""
     head: int
-    """Logits of a micro-batch, or of a chunk of it, with their gradient; all tokens taken to be trained."""
+    """Logits of a micro-batch, or of a chunk of it, with their gradient, if all tokens are trained."""
     cache: int
     """Keys and values of the engine's slots."""
     tokens_per_iteration: int
-    """Of all rollouts, at most; of all devices."""
+    """The most tokens of all rollouts on all devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +62,18 @@ class Plan:
 
     @property
     def update(self) -> int:
-        """Peak of the update phase; the engine keeps its cache meanwhile."""
+        """Peak of the update phase, during which the engine keeps its cache."""
         fixed = self.weights + self.gradients + self.optimizer + self.reference + self.cache
         return fixed + self.autocast_copies + self.activations + self.head
 
     @property
     def rollout(self) -> int:
-        """Peak of the rollouts, what single decode steps take left out."""
+        """Peak of the rollouts, without the temporary tensors of single decode steps."""
         return self.weights + self.optimizer + self.reference + self.autocast_copies + self.cache
 
 
 def sizes(config: Config, architecture: PretrainedConfig) -> Sizes:
-    """Counts and formulas for this config and architecture."""
+    """The sizes for this config and architecture."""
     dtype = torch.bfloat16 if config.trainer.precision == "bf16-true" else getattr(torch, config.policy.dtype)
     autocast = config.trainer.precision == "bf16-mixed"
     with FakeTensorMode():
@@ -86,13 +85,13 @@ def sizes(config: Config, architecture: PretrainedConfig) -> Sizes:
         if config.policy.gradient_checkpointing:
             layers = architecture.get_text_config().num_hidden_layers
             width = architecture.get_text_config().hidden_size
-            # Each layer keeps its input, and one layer at a time computes the rest anew.
+            # Each layer keeps its input; the rest is recomputed for one layer at a time.
             activations = layers * rows * length * width * (2 if autocast else dtype.itemsize) + activations // layers
         parameters = list(model.parameters())
-        trained = [one for one in parameters if one.requires_grad]
+        trained = [each for each in parameters if each.requires_grad]
         return Sizes(
-            parameters=sum(one.numel() for one in parameters),
-            trained_parameters=sum(one.numel() for one in trained),
+            parameters=sum(each.numel() for each in parameters),
+            trained_parameters=sum(each.numel() for each in trained),
             weights=_bytes(parameters),
             layer_weights=max((_bytes(list(layer.parameters())) for layer in _layers(model)), default=0),
             trained_weights=_bytes(trained),
@@ -105,36 +104,36 @@ def sizes(config: Config, architecture: PretrainedConfig) -> Sizes:
         )
 
 
-def plan(found: Sizes, *, strategy: str, devices: int) -> Plan:
+def plan(counted: Sizes, *, strategy: str, devices: int) -> Plan:
     """The memory of one of `devices` under "one" (a single device), "ddp" or "fsdp"."""
-    gradients, optimizer = found.trained_weights, ADAM_MOMENTS * found.trained_weights
+    gradients, optimizer = counted.trained_weights, ADAM_MOMENTS * counted.trained_weights
     whole = Plan(
         name="one device" if strategy == "one" else f"DDP x {devices}",
-        weights=found.weights,
+        weights=counted.weights,
         gradients=gradients,
         optimizer=optimizer,
-        reference=found.reference,
-        autocast_copies=found.autocast_copies,
-        activations=found.activations,
-        head=found.head,
-        cache=found.cache,
+        reference=counted.reference,
+        autocast_copies=counted.autocast_copies,
+        activations=counted.activations,
+        head=counted.head,
+        cache=counted.cache,
     )
     if strategy == "one":
         return whole
     if strategy == "ddp":
         return dataclasses.replace(whole, gradients=2 * gradients)  # DDP's buckets are a second copy
-    # Whole for the rollouts, and a sharded copy that is trained (`rti_exp.training.fsdp`).
+    # The whole model for rollouts, and a sharded copy that is trained (`rti_exp.training.fsdp`).
     return dataclasses.replace(
         whole,
         name=f"FSDP2 x {devices}",
-        weights=found.weights + found.weights // devices + UNSHARDED_LAYERS * found.layer_weights,
+        weights=counted.weights + counted.weights // devices + UNSHARDED_LAYERS * counted.layer_weights,
         gradients=gradients // devices,
         optimizer=optimizer // devices,
     )
 
 
 class _Adapted(torch.nn.Module):
-    """A frozen linear layer with a float32 adapter; peft's own does not work on fake tensors."""
+    """A frozen linear layer with a float32 adapter; peft's does not work on fake tensors."""
 
     def __init__(self, base: torch.nn.Linear, rank: int) -> None:
         super().__init__()
@@ -143,29 +142,29 @@ class _Adapted(torch.nn.Module):
         self.up = torch.nn.Linear(rank, base.out_features, bias=False, dtype=torch.float32)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        made = self.base(inputs)
-        return made + self.up(self.down(inputs.to(self.down.weight.dtype))).to(made.dtype)
+        outputs = self.base(inputs)
+        return outputs + self.up(self.down(inputs.to(self.down.weight.dtype))).to(outputs.dtype)
 
 
 def _adapt(model: PreTrainedModel, settings: LoraSettings) -> None:
     model.requires_grad_(False)
     head = model.get_output_embeddings()
     for name, module in list(model.named_modules()):
-        wanted = settings.targets == "all-linear" or re.fullmatch(settings.targets, name)
-        if isinstance(module, torch.nn.Linear) and module is not head and wanted:
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, _Adapted(module, settings.rank))
+        is_target = settings.targets == "all-linear" or re.fullmatch(settings.targets, name)
+        if isinstance(module, torch.nn.Linear) and module is not head and is_target:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, _Adapted(module, settings.rank))
 
 
 def _micro_batch(config: Config) -> tuple[int, int]:
-    """(rows, tokens of each) of a micro-batch of trajectories that are as long as they may be."""
+    """(rows, tokens of each) of a micro-batch of trajectories of the greatest length."""
     length = config.rollout.max_context
     return max(1, config.algorithm.options.micro_batch_tokens // length), length
 
 
 def _saved(model: PreTrainedModel, rows: int, length: int, *, autocast: bool) -> int:
-    """Bytes that autograd saves in the decoder's forward pass, weights left out."""
-    weights = {one.untyped_storage()._cdata for one in (*model.parameters(), *model.buffers())}
+    """Bytes that autograd saves in the decoder's forward pass, without weights."""
+    weights = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -184,12 +183,12 @@ def _saved(model: PreTrainedModel, rows: int, length: int, *, autocast: bool) ->
 
 def _copies(model: torch.nn.Module) -> int:
     """Bytes of the bf16 copies that autocast makes of the linear layers' weights that are not in bf16."""
-    linear = {id(one.weight): one.weight for one in model.modules() if isinstance(one, torch.nn.Linear)}
+    linear = {id(each.weight): each.weight for each in model.modules() if isinstance(each, torch.nn.Linear)}
     return 2 * sum(weight.numel() for weight in linear.values() if weight.dtype != torch.bfloat16)
 
 
 def _head(architecture: PretrainedConfig, tokens: int) -> int:
-    """float32 logits, their softmax and gradient; of a chunk, and the head's own gradient, where it is chunked."""
+    """float32 logits, their softmax and gradient; if the head is chunked, those of a chunk, and the head's gradient."""
     text = architecture.get_text_config()
     if text.vocab_size >= CHUNKED_FROM:
         return 4 * (3 * CHUNK_VALUES + text.vocab_size * text.hidden_size)
@@ -197,7 +196,7 @@ def _head(architecture: PretrainedConfig, tokens: int) -> int:
 
 
 def _cache(config: Config, architecture: PretrainedConfig, itemsize: int) -> int:
-    """slots * length * 2 * layers * key/value heads * head width values (`rti_exp.engines.key_value_cache.SlotCache`)."""
+    """Of `rti_exp.engines.key_value_cache.SlotCache`."""
     text, engine = architecture.get_text_config(), config.engine.options
     rollouts = -(-config.run.tasks_per_iteration * config.run.group_size // _world(config))
     batch = min(getattr(engine, "max_batch", rollouts), rollouts)
@@ -221,4 +220,4 @@ def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
 
 
 def _bytes(parameters: list[torch.nn.Parameter]) -> int:
-    return sum(one.numel() * one.element_size() for one in parameters)
+    return sum(each.numel() * each.element_size() for each in parameters)
