@@ -23,8 +23,7 @@ from rti_exp.analysis.text import plain_text
 from rti_exp.runs import read_status
 
 if TYPE_CHECKING:
-    from rti_exp.sweep.jobs import Job
-    from rti_exp.sweep.runner import Sweep
+    from rti_exp.sweep.jobs import Job, Sweep
 
 SECONDS_PER_ITERATION = 2.0
 """Of one RL iteration of the default config on one core with its share of the start and of the evaluations, for the

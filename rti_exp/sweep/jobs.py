@@ -16,6 +16,11 @@ from rti_exp.config.check import Config
 from rti_exp.config.paths import policy_folder
 from rti_exp.config.settings import SettingsError
 from rti_exp.runs import RunLocked, RunUnwritable, adopt, done_elsewhere, read_status
+from rti_exp.sweep.configs import SweepConfigs
+from rti_exp.sweep.overrides import key_of, study_name, swept_keys, value_at
+
+MANY = 10
+"""Checking more configs than this takes long enough to be announced."""
 
 
 @dataclass(slots=True)
@@ -97,3 +102,76 @@ def _policy_is_newer(path: str, source: Path) -> bool:
     except (SettingsError, ValueError):  # a hub's model, whose cache keeps revisions apart; a status without a time
         return False
     return any(file.stat().st_mtime > began for file in folder.iterdir() if file.is_file())
+
+
+class Sweep:
+    """The jobs of one sweep; jobs with equal configs are one job."""
+
+    def __init__(self, jobs: Sequence[Job], *, study: str, n_jobs: int, flags: Sequence[str], keys: Sequence[str]):
+        self.jobs = list(jobs)
+        self.study = study
+        self.n_jobs = n_jobs
+        self.flags = tuple(flags)
+        self.keys = [key for key in keys if key != "seed"]
+
+    @classmethod
+    def plan(
+        cls,
+        job_overrides: Sequence[Sequence[str]],
+        configs: SweepConfigs,
+        *,
+        n_jobs: int,
+        flags: Sequence[str] = (),
+        keys: Sequence[str] = (),
+    ) -> Sweep:
+        """Checks every job's config and reads each job's progress.
+
+        Args:
+            keys: The swept keys, if these jobs are only a batch of the sweep; by default the keys that differ.
+
+        Raises:
+            SettingsError: names the job's overrides.
+        """
+        keys = [key for key in keys or swept_keys(job_overrides) if not key.startswith("hydra.")]
+        default = study_name(keys)
+        jobs: dict[Path, Job] = {}
+        study = default
+        if len(job_overrides) > MANY:
+            print(f"checking {len(job_overrides)} configs ...", flush=True)
+        for overrides in job_overrides:
+            try:
+                config = configs.checked(overrides)
+            except SettingsError as error:
+                raise SettingsError(f"{error} (job: {' '.join(overrides)}){_swept(str(error), overrides)}") from error
+            study = config.top.study_or(default)
+            directory = config.directory(study)
+            if directory in jobs:
+                continue
+            texts = {key_of(override): override.partition("=")[2] for override in overrides}
+            arm = {key: value_at(config.plain, key, texts.get(key, "")) for key in keys if key != "seed"}
+            state, done = progress(directory, config)
+            jobs[directory] = Job(
+                overrides=(*overrides, *(() if config.top.study else (f"study={study}",))),
+                config=config,
+                directory=directory,
+                state=state,
+                iterations_done=done,
+                arm=arm,
+            )
+        return cls(list(jobs.values()), study=study, n_jobs=n_jobs, flags=flags, keys=keys)
+
+    @property
+    def unfinished(self) -> list[Job]:
+        return [job for job in self.jobs if job.state != "done"]
+
+    @property
+    def study_dir(self) -> Path:
+        return self.jobs[0].directory.parent
+
+
+def _swept(error: str, overrides: Sequence[str]) -> str:
+    """The correct command line if a list was given to a key that takes one value."""
+    for key, _, value in (text.partition("=") for text in overrides):
+        if value.startswith("[") and error.startswith(f"{key}=["):
+            return f"; to sweep: -m {key}={value[1:-1]}"
+    return ""

@@ -101,8 +101,9 @@ class ProcessLauncher(Launcher):
             RunUnwritable: the study's folder cannot be created or written.
             KeyboardInterrupt: after the children have ended.
         """
+        from rti_exp.sweep.jobs import Sweep
         from rti_exp.sweep.overrides import swept_by
-        from rti_exp.sweep.runner import Sweep
+        from rti_exp.sweep.runner import SweepRunner
 
         n_jobs = len(os.sched_getaffinity(0)) if self.n_jobs is None else self.n_jobs
         if n_jobs < 1:
@@ -110,7 +111,7 @@ class ProcessLauncher(Launcher):
         # Of the whole sweep: with hydra.sweeper.max_batch_size these are the jobs of one batch.
         keys = swept_by(self.config)
         sweep = Sweep.plan(job_overrides, self.configs, n_jobs=n_jobs, flags=self._flags(), keys=keys)
-        outcome.code = max(outcome.code, sweep.run())
+        outcome.code = max(outcome.code, SweepRunner(sweep).run())
         return [self._job_return(overrides) for overrides in job_overrides]
 
     def _flags(self) -> list[str]:

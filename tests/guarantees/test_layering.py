@@ -1,8 +1,9 @@
-"""Imports go one way, and heavy modules are imported late."""
+"""Imports go one way, as CONTRIBUTING.md draws it, without cycles; heavy modules are imported late."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -12,91 +13,82 @@ import pytest
 import rti_exp
 
 PACKAGE = Path(rti_exp.__file__).parent
-LAYERS: tuple[tuple[str, ...], ...] = (
-    ("types", "randomness"),
-    ("processes",),
-    ("runs",),
-    ("config",),
-    ("compiled_qwen3",),
-    ("models", "objective"),
-    ("engines",),
-    ("envs",),
-    ("rollout",),
-    ("intervention",),
-    ("training",),
-    ("tracking", "analysis"),
-    ("experiment",),
-    ("pretraining",),
-    ("evaluation",),
-    ("sweep",),
-    (
-        "train",
-        "evaluate",
-        "plan",
-        "report",
-        "article",
-        "play",
-        "warmstart",
-        "roles",
-        "compute",
-        "wandb_fetch",
-        "wandb_report",
-        "export",
-    ),
-)
+CONTRIBUTING = PACKAGE.parent / "CONTRIBUTING.md"
+
+
+def layers() -> list[list[str]]:
+    """The picture: each line names the folders or modules of a layer, then says what they are."""
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    picture = text.partition("<!-- layers -->\n```\n")[2].partition("\n```")[0]
+    return [line.partition("  ")[0].split() for line in picture.splitlines()]
+
+
+LAYERS = layers()
 RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+COMMANDS = len(LAYERS) - 1
+"""The rank of the commands, which may use each other."""
 ANALYSIS_MAY_IMPORT = {"types", "randomness", "config", "runs", "objective", "analysis"}
 HEAVY = ("torch", "numba", "pytorch_lightning", "transformers", "wandb", "scipy", "pandas", "numpy", "matplotlib")
 
 
-def part_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def part_of(module: str) -> str:
+    """The folder or top-level module, as in the picture."""
+    return module.split(".")[1] if "." in module else "__init__"
 
 
-def imported_parts(path: Path) -> set[str]:
-    """Parts of the package that a file imports, also inside functions; imports for types only are left out."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for_types = {
-        id(node)
-        for branch in ast.walk(tree)
-        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
-        for node in ast.walk(branch)
-    }
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if id(node) in for_types:
-            continue
-        if isinstance(node, ast.ImportFrom) and node.module == "rti_exp":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rti_exp."):
-            found.add((node.module or "").split(".")[1])
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports_of(path: Path) -> set[str]:
+    """The modules of the package that a file imports: at its top, inside functions, and for types only."""
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "rti_exp":
+            assert node.module is not None
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            imported |= {name if name in MODULES else node.module for name in names}
         elif isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("rti_exp.")}
-    return found
+            imported |= {alias.name for alias in node.names if alias.name.startswith("rti_exp.")}
+    return imported - {module_of(path)}
 
 
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if part_of(path) != "__init__")
+GRAPH = {module: imports_of(path) for module, path in MODULES.items()}
 
 
 def test_every_part_has_a_layer() -> None:
-    assert {part_of(path) for path in FILES} <= set(RANKS)
+    assert {part_of(module) for module in MODULES} == {*RANKS, "__init__"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_nothing_imports_rightwards(path: Path) -> None:
-    own = part_of(path)
-    wrong = {part for part in imported_parts(path) if RANKS[part] > RANKS[own]}
-    assert not wrong, f"{own} imports {sorted(wrong)}, which stand to its right"
+@pytest.mark.parametrize("module", [module for module in MODULES if "." in module])
+def test_imports_point_upwards_in_the_picture(module: str) -> None:
+    part = part_of(module)
+    others = {part_of(name) for name in GRAPH[module]} - {part}
+    wrong = {other for other in others if RANKS[other] >= RANKS[part] and RANKS[part] != COMMANDS}
+    assert not wrong, f"{module} imports {sorted(wrong)}, which are not above {part}"
+
+
+def test_there_is_no_import_cycle() -> None:
+    graphlib.TopologicalSorter(GRAPH).prepare()  # raises CycleError, which names the cycle
+
+
+def test_few_modules_stand_at_the_top() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= 20
 
 
 def test_analysis_reads_runs_only() -> None:
-    for path in PACKAGE.joinpath("analysis").rglob("*.py"):
-        rule = {"intervention"} if path.stem == "leaks" else set()  # the leak rule, which knows `types` only
-        assert imported_parts(path) <= ANALYSIS_MAY_IMPORT | rule, path
+    for module in MODULES:
+        if part_of(module) == "analysis":
+            imported = GRAPH[module] - {"rti_exp.intervention.leak_rule"}  # which imports types only
+            assert {part_of(name) for name in imported} <= ANALYSIS_MAY_IMPORT, module
 
 
 def test_only_build_instantiates() -> None:
-    calling = [path.name for path in FILES if "hydra.utils" in path.read_text(encoding="utf-8")]
+    calling = [path.name for path in MODULES.values() if "hydra.utils" in path.read_text(encoding="utf-8")]
     assert calling == ["parts.py"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -90,3 +91,20 @@ def test_it_trains_by_the_documented_command(tmp_path: Path) -> None:
     [metrics] = tmp_path.glob("debug/*/metrics.jsonl")
     rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     assert "train" in {row["kind"] for row in rows}
+
+
+@pytest.mark.slow
+def test_the_loop_in_one_file_intervenes_and_trains_without_hydra_and_lightning() -> None:
+    code = (
+        "import sys; sys.argv = ['rl_loop.py', '--iterations', '2']\n"
+        "from examples import rl_loop\n"
+        "rl_loop.main()\n"
+        "assert not {'hydra', 'pytorch_lightning'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    numbers = [[float(number) for number in re.findall(r"[\d.]+", line)] for line in lines]
+    assert [row[0] for row in numbers] == [1, 2]
+    assert all(0 < rescued <= failed for _, _, failed, rescued, _ in numbers)
+    assert all(trained > 0 for *_, trained in numbers)

@@ -28,8 +28,9 @@ from rti_exp.sweep.display import (
     measured_seconds_per_iteration,
     next_commands,
 )
+from rti_exp.sweep.jobs import Sweep
 from rti_exp.sweep.overrides import key_of, study_name, swept_in, swept_keys
-from rti_exp.sweep.runner import Sweep
+from rti_exp.sweep.runner import SweepRunner
 
 Composed = Callable[..., DictConfig]
 
@@ -127,7 +128,7 @@ def test_a_bad_job_refuses_the_sweep(plan: Callable[..., Sweep]) -> None:
 
 def test_new_jobs_run_done_ones_are_skipped_partial_ones_go_on(plan: Callable[..., Sweep]) -> None:
     first = plan([["gate.delta=0"], ["gate.delta=5"]])
-    assert first.run() == 0
+    assert SweepRunner(first).run() == 0
     assert states(first) == ["done", "done"]
     partial = first.jobs[1]
     run = Run(partial.directory, key=partial.config.key, study="gate.delta")
@@ -137,7 +138,7 @@ def test_new_jobs_run_done_ones_are_skipped_partial_ones_go_on(plan: Callable[..
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in first.jobs[0].directory.glob("*.*")}
     second = plan([["gate.delta=0"], ["gate.delta=5"], ["gate.delta=20"]])
     assert [(job.state, job.iterations_done) for job in second.jobs] == [("done", 3), ("continue", 1), ("new", 0)]
-    assert second.run() == 0
+    assert SweepRunner(second).run() == 0
     assert states(second) == ["done", "done", "done"]
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in before} == before
     assert plan([["gate.delta=0", "fresh=true"]]).jobs[0].state == "new"
@@ -153,7 +154,7 @@ def test_new_jobs_run_done_ones_are_skipped_partial_ones_go_on(plan: Callable[..
 )
 def test_a_job_that_dies_fails_alone(plan: Callable[..., Sweep], what: str, error: str) -> None:
     planned = plan([[f"prompts.validator.text={what}"], ["prompts.validator.text=fine"]])
-    assert planned.run() == 1
+    assert SweepRunner(planned).run() == 1
     assert states(planned) == ["failed", "done"]
     status = read_status(planned.jobs[0].directory)
     assert status is not None
@@ -166,7 +167,7 @@ def test_a_job_that_dies_fails_alone(plan: Callable[..., Sweep], what: str, erro
 def test_children_get_their_share_of_the_cores(plan: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
     planned = plan([["seed=1"]])
-    assert planned.run() == 0
+    assert SweepRunner(planned).run() == 0
     assert "threads 4" in (planned.jobs[0].directory / "job.log").read_text()
 
 
@@ -186,7 +187,7 @@ def test_the_plan_is_announced(plan: Callable[..., Sweep]) -> None:
 
 def test_edited_seconds_of_a_done_run_do_not_count(plan: Callable[..., Sweep]) -> None:
     planned = plan([["gate.delta=0"]])
-    assert planned.run() == 0
+    assert SweepRunner(planned).run() == 0
     assert measured_seconds_per_iteration(planned.study_dir) is not None
     path = planned.jobs[0].directory / "status.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "compute": {"seconds": "many"}}))
@@ -244,12 +245,12 @@ def test_what_is_done_in_another_study_is_taken_from_there(
     plan: Callable[[Sequence[Sequence[str]]], Sweep], capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = plan([["study=first", "gate.delta=5"], ["study=first", "gate.delta=0"]])
-    assert first.run() == 0
+    assert SweepRunner(first).run() == 0
     source = first.jobs[0].directory
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in source.iterdir() if path.is_file()}
     capsys.readouterr()
     second = plan([["study=second", "gate.delta=5"], ["study=second", "gate.delta=20"]])
-    assert second.run() == 0
+    assert SweepRunner(second).run() == 0
     assert "1 done already in first, taken from there (fresh=true runs them anew)" in capsys.readouterr().out
     taken, run = second.jobs
     assert not (taken.directory / "job.log").exists() or taken.process is None
@@ -262,7 +263,7 @@ def test_what_is_done_in_another_study_is_taken_from_there(
     assert (taken.directory / "metrics.jsonl").read_bytes() == (source / "metrics.jsonl").read_bytes()
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in source.iterdir() if path.is_file()} == before
     again = plan([["study=second", "gate.delta=5", "fresh=true"]])
-    assert again.run() == 0
+    assert SweepRunner(again).run() == 0
     assert again.jobs[0].process is not None
     assert (source / "metrics.jsonl").read_bytes() == before[source / "metrics.jsonl"][1]
 
@@ -271,7 +272,7 @@ def test_what_is_half_taken_over_is_gone_on_with_and_harms_nothing(
     plan: Callable[[Sequence[Sequence[str]]], Sweep], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = plan([["study=first", "gate.delta=5"]])
-    assert first.run() == 0
+    assert SweepRunner(first).run() == 0
     source = first.jobs[0].directory
     before = (source / "metrics.jsonl").read_bytes()
 
@@ -280,7 +281,7 @@ def test_what_is_half_taken_over_is_gone_on_with_and_harms_nothing(
 
     monkeypatch.setattr(sys.modules["rti_exp.runs.adopt"], "write_status", full)
     second = plan([["study=second", "gate.delta=5"]])
-    assert second.run() == 0
+    assert SweepRunner(second).run() == 0
     taken = second.jobs[0]
     assert taken.process is not None
     with open(taken.directory / "metrics.jsonl", "ab") as file:
@@ -289,21 +290,21 @@ def test_what_is_half_taken_over_is_gone_on_with_and_harms_nothing(
 
 
 def test_a_failed_run_of_another_study_is_run_anew(plan: Callable[[Sequence[Sequence[str]]], Sweep]) -> None:
-    assert plan([["study=first", "prompts.validator.text=raise"]]).run() == 1
+    assert SweepRunner(plan([["study=first", "prompts.validator.text=raise"]])).run() == 1
     second = plan([["study=second", "prompts.validator.text=raise"]])
-    assert second.run() == 1
+    assert SweepRunner(second).run() == 1
     assert second.jobs[0].process is not None
 
 
 def test_a_run_of_weights_that_were_made_anew_since_is_not_taken_over(
     plan: Callable[[Sequence[Sequence[str]]], Sweep], policy_folder: Path
 ) -> None:
-    assert plan([["study=first", "gate.delta=5"]]).run() == 0
+    assert SweepRunner(plan([["study=first", "gate.delta=5"]])).run() == 0
     later = time.time() + 60
     os.utime(policy_folder / "config.json", (later, later))
     second = plan([["study=second", "gate.delta=5"]])
     try:
-        assert second.run() == 0
+        assert SweepRunner(second).run() == 0
     finally:
         os.utime(policy_folder / "config.json", (0, 0))
     assert second.jobs[0].process is not None
