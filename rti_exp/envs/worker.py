@@ -1,8 +1,8 @@
-"""The process that an environment with a time-out runs in: `python -m rti_exp.envs.worker READ WRITE LIFE`.
+"""The process of an environment with a time-out: `python -m rti_exp.envs.worker READ WRITE LIFE`.
 
-It answers one line of JSON for each that it reads (`rti_exp.envs.isolated` is the other end), and ends with its
-parent, however that ended: a guard waits for the end of LIFE, which the parent alone holds open, and then kills
-the whole process group, what the environment has started included.
+It answers each line of JSON with one line (`rti_exp.envs.isolated` is the other end). It ends with its parent, however
+that ends: a guard waits until LIFE, which only the parent holds open, is closed, and then kills the process group,
+including everything that the environment started.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rti_exp.engines.base import EngineUnusable
-from rti_exp.envs import wire
+from rti_exp.envs import worker_protocol as protocol
 from rti_exp.envs.base import Environment, Episode
 
 
 class Worker:
-    """An environment and its live episodes, by the numbers that the parent gave them."""
+    """An environment and its live episodes, by the parent's numbers."""
 
     def __init__(self) -> None:
         self.environment: Environment | None = None
@@ -32,7 +32,7 @@ class Worker:
             "fork": self._fork,
             "step": self._step,
             "state_hash": lambda call: str(self.episodes[call["episode"]].state_hash()),
-            "evidence": lambda call: wire.evidence_form(self.episodes[call["episode"]].evidence(call["level"])),
+            "evidence": lambda call: protocol.evidence_form(self.episodes[call["episode"]].evidence(call["level"])),
         }
 
     def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class Worker:
             self.episodes.pop(number, None)
         try:
             return {"value": self.answers[call["what"]](call)}
-        except BaseException as error:  # sys.exit of the environment's too: the parent is told, and asks again
+        except BaseException as error:  # including sys.exit in the environment: the parent reports it
             return {"error": str(error), "type": type(error).__name__, "unusable": isinstance(error, EngineUnusable)}
 
     @property
@@ -54,27 +54,27 @@ class Worker:
         return {"max_turns": self._made.max_turns}
 
     def _tasks(self, call: Mapping[str, Any]) -> Any:
-        return [wire.task_form(task) for task in self._made.tasks(call["split"])]
+        return [protocol.task_form(task) for task in self._made.tasks(call["split"])]
 
     def _start(self, call: Mapping[str, Any]) -> Any:
-        return self._keep(call["episode"], self._made.start(wire.task_of(call["task"])))
+        return self._keep(call["episode"], self._made.start(protocol.task_of(call["task"])))
 
     def _fork(self, call: Mapping[str, Any]) -> Any:
         origin = self.episodes[call["origin"]]
-        return self._keep(call["episode"], origin.fork([wire.message_of(form) for form in call["messages"]]))
+        return self._keep(call["episode"], origin.fork([protocol.message_of(form) for form in call["messages"]]))
 
     def _keep(self, number: int, episode: Episode) -> Any:
         self.episodes[number] = episode
-        return wire.opening_form(episode.messages, episode.tools)
+        return protocol.opening_form(episode.messages, episode.tools)
 
     def _step(self, call: Mapping[str, Any]) -> Any:
-        return wire.result_form(self.episodes[call["episode"]].step(wire.message_of(call["message"])))
+        return protocol.result_form(self.episodes[call["episode"]].step(protocol.message_of(call["message"])))
 
 
 def guard(life: int, *others: int) -> None:
-    """Leave a process behind that kills this process group once the parent is gone; it has none of `others`.
+    """Forks a process that kills this process group once the parent is gone; it closes `others`.
 
-    A process, not a thread: a call that never gives the interpreter back would stop a thread too.
+    A process, not a thread: a call that never releases the interpreter would stop a thread too.
     """
     if os.fork():
         os.close(life)
@@ -91,11 +91,11 @@ def main(read: int, write: int, life: int) -> None:
     worker = Worker()
     with open(read, "rb") as calls, open(write, "wb", buffering=0) as answers:
         for line in calls:
-            answer = worker.answer(wire.from_line(line))
+            answer = worker.answer(protocol.from_line(line))
             try:
-                sent = wire.to_line(answer)
+                sent = protocol.to_line(answer)
             except (TypeError, ValueError, RecursionError) as error:
-                sent = wire.to_line({"error": str(error), "type": type(error).__name__})
+                sent = protocol.to_line({"error": str(error), "type": type(error).__name__})
             while sent:
                 sent = sent[answers.write(sent) :]
 

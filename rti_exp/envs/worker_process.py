@@ -1,4 +1,4 @@
-"""One process of an environment and the pipes to it. Its end is the end of all that it has started."""
+"""The process of an isolated environment and the pipes to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rti_exp.envs import wire
+from rti_exp.envs import worker_protocol as protocol
 from rti_exp.envs.base import InfrastructureError
 from rti_exp.processes.line_pipe import LinePipe, end_group, ending
 
@@ -24,18 +24,18 @@ class WorkerLost(InfrastructureError):
 
 
 class WorkerProcess:
-    """One process, and the pipes to it. Its end is the end of all that it has started."""
+    """One process and the pipes to it. When it ends, everything that it started ends too."""
 
     def __init__(self) -> None:
         call_read, self._calls = os.pipe()
         self._answers, answer_write = os.pipe()
         life_read, self._life = os.pipe()
-        given = (call_read, answer_write, life_read)
+        childs = (call_read, answer_write, life_read)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rti_exp.envs.worker", *map(str, given)],
+                [sys.executable, "-m", "rti_exp.envs.worker", *map(str, childs)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=given,
+                pass_fds=childs,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
                 start_new_session=True,
             )
@@ -44,7 +44,7 @@ class WorkerProcess:
                 os.close(descriptor)
             raise
         finally:
-            for descriptor in given:
+            for descriptor in childs:
                 os.close(descriptor)
         self._pipe = LinePipe(self._calls, self._answers, largest=LARGEST_ANSWER)
         ours = (self._calls, self._answers, self._life)
@@ -53,12 +53,12 @@ class WorkerProcess:
     def ask(self, call: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """
         Raises:
-            WorkerLost: no answer in time, or the process has ended; it is of no more use.
+            WorkerLost: no answer in time, or the process has ended; it cannot be used again.
         """
         deadline = time.monotonic() + seconds
         try:
-            self._pipe.send(wire.to_line(call), deadline)
-            return wire.from_line(self._pipe.receive(deadline))
+            self._pipe.send(protocol.to_line(call), deadline)
+            return protocol.from_line(self._pipe.receive(deadline))
         except TimeoutError:
             raise WorkerLost(f"the environment's {call['what']} took longer than {seconds:g} s") from None
         except (BrokenPipeError, EOFError):
@@ -69,7 +69,7 @@ class WorkerProcess:
 
 
 def _kill(process: subprocess.Popen[bytes], descriptors: Sequence[int], owner: int) -> None:
-    if os.getpid() != owner:  # a forked copy of the process that began it
+    if os.getpid() != owner:  # a forked copy of the parent
         return
     end_group(process)
     for descriptor in descriptors:

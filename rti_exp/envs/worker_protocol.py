@@ -1,7 +1,7 @@
-"""The forms in which an environment's nouns travel between two processes: plain JSON, one object a line.
+"""JSON forms of an environment's nouns, one object per line, between two processes.
 
-Nothing that arrives is evaluated, and no class is chosen by it. Text is escaped to ASCII, so that a lone surrogate
-or a null byte arrives as it was sent.
+Nothing that arrives is evaluated, and no class is chosen by it. Text is escaped to ASCII, so that a lone surrogate or a
+null byte survives.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rti_exp.types import Evidence, Message, Task, ToolCall
 def to_line(value: Mapping[str, Any]) -> bytes:
     """
     Raises:
-        TypeError, ValueError: a value that has no JSON form.
+        TypeError, ValueError: a value without a JSON form.
     """
     return json.dumps(value, ensure_ascii=True).encode("ascii") + b"\n"
 
@@ -25,7 +25,7 @@ def to_line(value: Mapping[str, Any]) -> bytes:
 def from_line(line: bytes) -> dict[str, Any]:
     """
     Raises:
-        ValueError: the line is no JSON object.
+        ValueError: the line is not a JSON object.
     """
     value = json.loads(line)
     if not isinstance(value, dict):
