@@ -112,7 +112,7 @@ def save_model(folder: Path, *, vocabulary: int = 960, positions: int = 512, wid
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
-    heads = width // 32
+    heads, word_count = width // 32, vocabulary - len(CONTROL)
     config = Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=width,
@@ -124,14 +124,14 @@ def save_model(folder: Path, *, vocabulary: int = 960, positions: int = 512, wid
         tie_word_embeddings=True,
         max_position_embeddings=positions,
         initializer_range=0.05,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
+        pad_token_id=word_count,
+        bos_token_id=word_count + 1,
+        eos_token_id=word_count + 2,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
     Qwen3ForCausalLM(config).save_pretrained(folder)
-    entries = [*CONTROL, *(f"w{i}" for i in range(vocabulary - len(CONTROL)))]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(entries)}, unk_token="w0"))
+    # Control tokens come after the words: they must not be words, which plain text could spell.
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(word_count)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.add_special_tokens(list(CONTROL))
     PreTrainedTokenizerFast(
