@@ -9,6 +9,7 @@ from rti_exp.intervention.case import HarmfulStep
 from rti_exp.intervention.corrector import CUT_OFF, EMPTY, SelfCorrector, TeacherCorrector
 from rti_exp.rollout.chat_renderer import ChatRenderer
 from rti_exp.types import Correction, Evidence, Message, Outcome, ToolCall
+from tests.support.attempts import case_of, harmful_step
 from tests.support.chat_fakes import DATA, chat_tokenizer
 from tests.support.fakes import GuessWorld, call, wrong_texts
 from tests.support.interventions import (
@@ -16,11 +17,9 @@ from tests.support.interventions import (
     CharRenderer,
     Cut,
     RoleEngine,
-    case_of,
     episode,
     failed_group,
     fixed,
-    harmful_step,
     interventions,
     records,
 )

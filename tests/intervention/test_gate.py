@@ -10,8 +10,9 @@ from rti_exp.engines.base import EngineUnavailable, ScoreRequest
 from rti_exp.intervention.case import Checked, Scored
 from rti_exp.intervention.gate import CorrectionScorer, PerplexityGate, calibration_engine, perplexity
 from rti_exp.types import Correction, Message, Outcome
+from tests.support.attempts import case_of, checked_attempt, harmful_step
 from tests.support.fakes import GuessWorld, wrong_texts
-from tests.support.interventions import RoleEngine, case_of, checked_attempt, episode, harmful_step
+from tests.support.interventions import RoleEngine, episode
 
 WORLD = GuessWorld()
 TASK = WORLD.tasks("train")[0]

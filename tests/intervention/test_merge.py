@@ -9,8 +9,9 @@ from rti_exp.config.settings import Merge
 from rti_exp.intervention.case import Continued, Ended
 from rti_exp.intervention.merge import choose, merge_group, settle
 from rti_exp.types import Fork, Outcome, Trajectory
+from tests.support.attempts import case_of, continued_attempt, harmful_step
 from tests.support.fakes import GuessWorld, right_texts
-from tests.support.interventions import broken, case_of, continued_attempt, episode, failed_group, harmful_step
+from tests.support.interventions import broken, episode, failed_group
 
 WORLD = GuessWorld()
 TASK = WORLD.tasks("train")[0]

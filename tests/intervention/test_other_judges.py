@@ -16,9 +16,10 @@ from rti_exp.intervention.validator import Validator
 from rti_exp.intervention.verifier import Verifier
 from rti_exp.rollout.chat_renderer import ChatRenderer
 from rti_exp.types import Correction, Evidence, Message, Verdict
+from tests.support.attempts import harmful_step
 from tests.support.chat_fakes import chat_tokenizer, save_chat_policy
 from tests.support.fakes import GuessWorld, call, wrong_texts
-from tests.support.interventions import episode, harmful_step
+from tests.support.interventions import episode
 
 OTHER = ChatRenderer(chat_tokenizer("smollm2"))
 PROMPT = RolePrompt(text="judge: {evidence}", role="user")

@@ -6,8 +6,9 @@ import pytest
 
 from rti_exp.intervention.case import Case
 from rti_exp.intervention.selection import select
+from tests.support.attempts import case_of
 from tests.support.fakes import GuessWorld, wrong_texts
-from tests.support.interventions import case_of, episode
+from tests.support.interventions import episode
 
 WORLD = GuessWorld()
 TASK = WORLD.tasks("train")[0]

@@ -7,6 +7,7 @@ import pytest
 from rti_exp.config.settings import RolloutSettings
 from rti_exp.intervention.merge import settle
 from rti_exp.types import Check, Outcome, Status, Verdict
+from tests.support.attempts import case_of, continued_attempt, harmful_step
 from tests.support.expected_outcomes import (
     CORRECTION,
     NOT_HARMFUL,
@@ -25,13 +26,10 @@ from tests.support.interventions import (
     HARMFUL,
     REJECT,
     RoleEngine,
-    case_of,
-    continued_attempt,
     episode,
     failed_group,
     fixed,
     group_of,
-    harmful_step,
     interventions,
 )
 

@@ -8,18 +8,9 @@ from rti_exp.config.settings import RolePrompt, RoleSettings, SettingsError, Ver
 from rti_exp.intervention.case import Corrected
 from rti_exp.intervention.verifier import Verifier, rejection
 from rti_exp.types import Check, Correction, Evidence, Outcome
+from tests.support.attempts import case_of, harmful_step
 from tests.support.fakes import GuessWorld, call, wrong_texts
-from tests.support.interventions import (
-    CHECKS,
-    PASS,
-    REJECT,
-    CharRenderer,
-    RoleEngine,
-    case_of,
-    episode,
-    fixed,
-    harmful_step,
-)
+from tests.support.interventions import CHECKS, PASS, REJECT, CharRenderer, RoleEngine, episode, fixed
 
 WORLD = GuessWorld()
 TASK = WORLD.tasks("train")[0]

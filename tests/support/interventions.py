@@ -21,7 +21,6 @@ from rti_exp.config.settings import (
     VerifierSettings,
 )
 from rti_exp.engines.base import EngineUnavailable, GenerateRequest, RequestsFailed, ScoreRequest
-from rti_exp.intervention.case import Case, Checked, Continued, Corrected, HarmfulStep, Scored
 from rti_exp.intervention.corrector import Corrector, SelfCorrector
 from rti_exp.intervention.gate import PerplexityGate
 from rti_exp.intervention.pipeline import Intervened, Interventions, Roles
@@ -32,18 +31,14 @@ from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import (
     Author,
     Completion,
-    Correction,
-    Evidence,
     Group,
     Intervention,
     Message,
-    Outcome,
     Status,
     Task,
     ToolCall,
     Trajectory,
     Turn,
-    Verdict,
 )
 from tests.support.fakes import GuessWorld, call, right_texts, wrong_texts
 
@@ -325,30 +320,6 @@ class Play:
     def __call__(self, groups: Sequence[Group], iteration: int) -> list[Group]:
         self.result = self.interventions(groups, iteration)
         return self.result.groups
-
-
-def case_of(trajectory: Trajectory, task: Task, **fields: Any) -> Case:
-    defaults: dict[str, Any] = {
-        "group": 0, "occurrence": 0, "evidence": Evidence(level="none"), "seed": 0, "iteration": 0,
-    }  # fmt: skip
-    return Case(task=task, trajectory=trajectory, **{**defaults, **fields})
-
-
-def harmful_step(case: Case, step: int = 0, *, sample: int = 0, reason: str = "") -> HarmfulStep:
-    verdict = Verdict(kind="harmful", step=step, reason=reason)
-    return HarmfulStep(case=case, verdict=verdict, step=step, sample=sample)
-
-
-def checked_attempt(harmful: HarmfulStep, correction: Correction, rejection: Outcome | None = None) -> Checked:
-    return Checked(corrected=Corrected(harmful=harmful, correction=correction), checks=(), rejection=rejection)
-
-
-def continued_attempt(harmful: HarmfulStep, child: Trajectory, *, shadow: bool = False) -> Continued:
-    """An attempt whose correction, checks and scores do not matter."""
-    message = Message(role="assistant", content="x")
-    correction = Correction(prompt_ids=(), action_ids=(1,), text="x", message=message, source="self")
-    scored = Scored(checked=checked_attempt(harmful, correction), log_probs=(-1.0,), perplexity=2.0)
-    return Continued(scored=scored, child=child, shadow=shadow)
 
 
 def records(groups: Sequence[Group]) -> list[Intervention]:

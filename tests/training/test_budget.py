@@ -14,18 +14,8 @@ from rti_exp.training.callbacks import training_callbacks
 from rti_exp.training.checkpoint_callback import IterationCheckpoint
 from rti_exp.training.learner import RTIModule
 from rti_exp.training.metrics import is_timing
-from tests.support.training_fakes import (
-    RENDERER,
-    StopAfterRows,
-    StopBefore,
-    Stopped,
-    acted,
-    equal_weights,
-    fit,
-    lines,
-    sampled,
-    weights,
-)
+from tests.support.callbacks import StopAfterRows, StopBefore, Stopped, lines
+from tests.support.training_fakes import RENDERER, acted, equal_weights, fit, sampled, weights
 
 MANY = RunSettings(seed=3, max_iterations=9, tasks_per_iteration=2, group_size=4)
 KEY = "0123456789ab"

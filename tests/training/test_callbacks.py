@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +11,26 @@ from pytorch_lightning import Callback
 from rti_exp.config.settings import AlgorithmSettings, EvaluationSettings, RunSettings
 from rti_exp.runs import Run
 from rti_exp.training.callbacks import (
-    EvaluationCallback,
-    evaluation_row,
-    interleaved_families,
     training_callbacks,
 )
 from rti_exp.training.checkpoint_callback import IterationCheckpoint
-from rti_exp.training.checkpoints import CheckpointError, latest_valid_checkpoint, save_checkpoint
+from rti_exp.training.checkpoints import latest_valid_checkpoint, save_checkpoint
 from rti_exp.training.learner import RTIModule
 from rti_exp.training.metrics import is_timing
 from rti_exp.training.samples import iteration_samples
-from rti_exp.types import Author, Task
-from tests.support.fakes import GuessWorld
+from rti_exp.types import Author
+from tests.support.callbacks import StopAfterRows, StopBefore, Stopped, lines
 from tests.support.training_fakes import (
     ALGORITHM,
     RENDERER,
-    CoinWorld,
-    StopAfterRows,
-    StopBefore,
-    Stopped,
     acted,
     equal_weights,
     files,
     fit,
     groups_of,
-    lines,
     sampled,
     weights,
 )
-from tests.support.trajectories import group, trajectory, turn
 
 SIX = RunSettings(seed=3, max_iterations=6, tasks_per_iteration=2, group_size=4)
 EVALUATION = EvaluationSettings(every=2, tasks=2, samples=2)
@@ -167,100 +157,6 @@ def test_truncated_newest_checkpoint_falls_back_to_the_one_before(
     assert sorted(rows(tmp_path), key=str) == sorted(rows(unbroken[0]), key=str)
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", bytes(5000), b"\x80\x02."])
-def test_damaged_checkpoints_are_passed_over(tmp_path: Path, content: bytes) -> None:
-    save_checkpoint(tmp_path, KEY, {"iteration": 1}, previous=0)
-    (tmp_path / "iteration-000002.pt").write_bytes(content)
-    with pytest.warns(UserWarning, match="cannot be read"):
-        state = latest_valid_checkpoint(tmp_path, KEY)
-    assert state is not None
-    assert state["iteration"] == 1
-
-
-def test_a_flipped_bit_of_a_tensor_is_damage(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, KEY, {"iteration": 1, "weights": torch.ones(1000)}, previous=0)
-    path = save_checkpoint(tmp_path, KEY, {"iteration": 2, "weights": torch.ones(1000)}, previous=1)
-    content = bytearray(path.read_bytes())
-    content[content.index(torch.ones(100).numpy().tobytes())] ^= 1
-    path.write_bytes(content)
-    with pytest.warns(UserWarning, match="checksum of .* is wrong"):
-        state = latest_valid_checkpoint(tmp_path, KEY)
-    assert state is not None
-    assert state["iteration"] == 1
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [({}, "belongs to run None"), ({"run_key": KEY, "iteration": 7}, "holds iteration 7"), ({"run_key": KEY}, "None")],
-)
-def test_a_foreign_checkpoint_is_told_with_what_to_do(tmp_path: Path, content: dict[str, Any], message: str) -> None:
-    torch.save({"format": 2, **content}, tmp_path / "iteration-000001.pt")
-    with pytest.raises(CheckpointError, match=rf"iteration-000001\.pt.*{message}.*; move it away, or .*fresh=true"):
-        latest_valid_checkpoint(tmp_path, KEY)
-
-
-def test_newest_two_valid_are_kept(tmp_path: Path) -> None:
-    for iteration in (1, 2, 3):
-        save_checkpoint(tmp_path, KEY, {"iteration": iteration}, previous=iteration - 1)
-    assert files(tmp_path) == ["iteration-000002.pt", "iteration-000003.pt"]
-    (tmp_path / "iteration-000005.pt").write_bytes(b"damaged")
-    (tmp_path / "iteration-000004.tmp").write_bytes(b"torn")
-    save_checkpoint(tmp_path, KEY, {"iteration": 4}, previous=3)
-    assert files(tmp_path) == ["iteration-000003.pt", "iteration-000004.pt"]
-
-
-def test_no_checkpoint() -> None:
-    assert latest_valid_checkpoint(Path("nowhere"), KEY) is None
-
-
-def test_checkpoint_of_another_run_is_refused_naming_both(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, KEY, {"iteration": 1}, previous=0)
-    with pytest.raises(CheckpointError, match=f"belongs to run {KEY}, not to run other"):
-        latest_valid_checkpoint(tmp_path, "other")
-
-
-def test_checkpoint_of_another_config_is_refused_naming_the_keys(tmp_path: Path) -> None:
-    there = {"gate": {"delta": math.inf}, "seed": 1, "logger": {"mode": "online"}, "env": {"timeout": 3.0}, "old": 5}
-    here = {"gate": {"delta": 5.0}, "seed": 1, "logger": {"mode": "offline"}, "env": {"timeout": None}, "new": "x" * 99}
-    save_checkpoint(tmp_path, KEY, {"iteration": 1}, previous=0, config=there)
-    with pytest.raises(CheckpointError) as caught:
-        latest_valid_checkpoint(tmp_path, "other", here)
-    assert str(caught.value).endswith(
-        f"belongs to run {KEY}, not to run other; their configs differ in gate.delta (inf there, 5.0 here), "
-        f"old (5 there, nothing here), new (nothing there, {'x' * 60}... here); "
-        "move it away, or start over with fresh=true"
-    )
-
-
-def test_a_long_list_of_differing_keys_is_cut(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, KEY, {"iteration": 1}, previous=0, config={f"key{number:02}": 1 for number in range(20)})
-    with pytest.raises(CheckpointError, match=r"key11 \(1 there, 2 here\) and 8 more; move"):
-        latest_valid_checkpoint(tmp_path, "other", {f"key{number:02}": 2 for number in range(20)})
-
-
-def test_checkpoint_of_the_format_before_is_read(tmp_path: Path) -> None:
-    torch.save({"format": 2, "run_key": KEY, "iteration": 1, "model": {}}, tmp_path / "iteration-000001.pt")
-    state = latest_valid_checkpoint(tmp_path, KEY, {"seed": 1})
-    assert state is not None
-    assert state["iteration"] == 1
-    with pytest.raises(CheckpointError, match=f"belongs to run {KEY}, not to run other; move it away"):
-        latest_valid_checkpoint(tmp_path, "other", {"seed": 1})
-
-
-@pytest.mark.parametrize("stored", ["no json", "[]", 7, None])
-def test_a_config_that_cannot_be_read_is_left_out_of_the_message(tmp_path: Path, stored: Any) -> None:
-    content = {"format": 3, "run_key": KEY, "iteration": 1, "config": stored}
-    torch.save(content, tmp_path / "iteration-000001.pt")
-    with pytest.raises(CheckpointError, match=f"belongs to run {KEY}, not to run other; move it away"):
-        latest_valid_checkpoint(tmp_path, "other", {"seed": 1})
-
-
-def test_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
-    torch.save({"format": 99, "run_key": KEY, "iteration": 1}, tmp_path / "iteration-000001.pt")
-    with pytest.raises(CheckpointError, match=r"format 99, this version reads 2 and 3; move it away"):
-        latest_valid_checkpoint(tmp_path, KEY)
-
-
 def test_checkpoint_holds_tensors_and_plain_types_only(unbroken: tuple[Path, RTIModule]) -> None:
     state = torch.load(unbroken[0] / "checkpoints" / "iteration-000006.pt", weights_only=True)
     assert (state["format"], state["run_key"], state["iteration"]) == (3, KEY, 6)
@@ -354,99 +250,3 @@ def test_rollouts_are_recorded_every_second_iteration(acted_run: tuple[Path, RTI
             assert streams["advantage"] > 0
     assert trained_tokens > 0
     assert trained_tokens == module.last_metrics["tokens/trained"]
-
-
-def task(number: int, family: str) -> Task:
-    return Task(id=f"task_{number}", family=family, split="heldout")
-
-
-def test_families_are_interleaved_evenly() -> None:
-    tasks = [task(0, "a"), task(1, "a"), task(2, "a"), task(3, "b"), task(4, "c"), task(5, "c")]
-    assert [one.id for one in interleaved_families(tasks)] == [f"task_{number}" for number in (0, 3, 4, 1, 5, 2)]
-
-
-def evaluated(number: int, *rewards: float) -> Any:
-    one = task(number, "a")
-    return group([trajectory([turn([1], [2])], member=i, reward=r, task=one) for i, r in enumerate(rewards)], task=one)
-
-
-def test_evaluation_row() -> None:
-    groups = [
-        evaluated(0, 1, 1, 0, 0),
-        evaluated(1, 0, 0, 0, 0),
-        evaluated(2, 1, math.nan, 0, 0),
-        evaluated(3, math.nan),
-    ]
-    row = evaluation_row(10, groups, 4, 1.0)
-    assert row == {
-        "kind": "eval",
-        "iteration": 10,
-        "split": "heldout",
-        "pass@1": pytest.approx((0.5 + 0 + 1 / 3) / 3),
-        "pass@4": 0.5,
-        "infrastructure_failures": 2,
-        "tasks": [
-            {"task_id": "task_0", "family": "a", "samples": 4, "successes": 2},
-            {"task_id": "task_1", "family": "a", "samples": 4, "successes": 0},
-            {"task_id": "task_2", "family": "a", "samples": 3, "successes": 1},
-            {"task_id": "task_3", "family": "a", "samples": 0, "successes": 0},
-        ],
-    }
-
-
-def test_evaluation_row_without_a_valid_sample() -> None:
-    row = evaluation_row(0, [evaluated(0, math.nan)], 2, 1.0)
-    assert (row["pass@1"], row["pass@2"]) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("every", "expected"), [(0, [0, 6]), (4, [0, 4, 6]), (3, [0, 3, 6]), (1, [0, 1, 2, 3, 4, 5, 6])]
-)
-def test_when_it_evaluates(every: int, expected: list[int]) -> None:
-    found: list[dict[str, Any]] = []
-
-    class Rows:
-        def append_metrics(self, row: dict[str, Any]) -> None:
-            found.append(row)
-
-    settings = EvaluationSettings(every=every, tasks=1, samples=2)
-    callback = EvaluationCallback(run=Rows(), tasks=CoinWorld().tasks("heldout"), settings=settings)  # pyright: ignore
-    fit(sampled(run=dataclasses.replace(SIX, tasks_per_iteration=1)), [callback])
-    assert [row["iteration"] for row in found] == expected
-
-
-def test_evaluation_never_changes_training_nor_intervenes() -> None:
-    run = dataclasses.replace(SIX, max_iterations=2, tasks_per_iteration=4)
-    found: list[dict[str, Any]] = []
-
-    class Rows:
-        def append_metrics(self, row: dict[str, Any]) -> None:
-            found.append(row)
-
-    # Held-out boxes are unknown to the script; training tasks stand in for them.
-    settings = EvaluationSettings(every=1, tasks=3, samples=2, temperature=0.5)
-    callback = EvaluationCallback(run=Rows(), tasks=GuessWorld().tasks("train"), settings=settings)  # pyright: ignore
-    with_evaluation, without = fit(acted(run=run), [callback]), fit(acted(run=run))
-    assert equal_weights(weights(with_evaluation), weights(without))
-    assert [one["task_id"] for one in found[0]["tasks"]] == ["box_0", "box_1", "box_2"]
-    assert all(one["successes"] == 0 for row in found for one in row["tasks"] if one["task_id"] == "box_2")
-    assert with_evaluation.engine.synced == [0, 1, 1, 2, 2]  # pyright: ignore[reportAttributeAccessIssue]
-    requests = with_evaluation.engine.generate_requests  # pyright: ignore[reportAttributeAccessIssue]
-    assert {request.sampling.temperature for request in requests} >= {0.5, 1.0}
-
-
-def test_evaluation_is_in_the_precision_of_training() -> None:
-    found: list[dict[str, Any]] = []
-    autocast: list[bool] = []
-
-    class Rows:
-        def append_metrics(self, row: dict[str, Any]) -> None:
-            found.append(row)
-
-    settings = EvaluationSettings(every=1, tasks=2, samples=2)
-    callback = EvaluationCallback(run=Rows(), tasks=CoinWorld().tasks("heldout"), settings=settings)  # pyright: ignore
-    module = sampled(run=dataclasses.replace(SIX, max_iterations=2))
-    module.model.register_forward_pre_hook(lambda *_: autocast.append(torch.is_autocast_enabled("cpu")))
-    fit(module, [callback], precision="bf16-mixed")
-    assert [row["iteration"] for row in found] == [0, 1, 2]
-    assert all(autocast)

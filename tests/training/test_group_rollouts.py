@@ -18,11 +18,11 @@ from rti_exp.training.iteration import has_signal
 from rti_exp.training.learner import RTIModule
 from rti_exp.training.tasks import TaskStream
 from rti_exp.types import Author, Group
+from tests.support.callbacks import Altered, with_trajectories
 from tests.support.fakes import GuessWorld, right_texts
 from tests.support.training_fakes import (
     RENDERER,
     ROLLOUT,
-    Altered,
     CoinWorld,
     acted,
     equal_weights,
@@ -30,7 +30,6 @@ from tests.support.training_fakes import (
     groups_of,
     sampled,
     weights,
-    with_trajectories,
 )
 
 RUN = RunSettings(seed=3, max_iterations=1, tasks_per_iteration=2, group_size=4)

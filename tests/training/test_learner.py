@@ -20,17 +20,9 @@ from rti_exp.training.samples import to_samples
 from rti_exp.training.tasks import IterationTasks
 from rti_exp.training.token_log_probs import TrainedPositions
 from rti_exp.types import Author, Group
+from tests.support.callbacks import Altered, with_trajectories
 from tests.support.fakes import tiny_gpt2, tiny_model
-from tests.support.training_fakes import (
-    Altered,
-    acted,
-    equal_weights,
-    fit,
-    groups_of,
-    sampled,
-    weights,
-    with_trajectories,
-)
+from tests.support.training_fakes import acted, equal_weights, fit, groups_of, sampled, weights
 from tests.support.trajectories import group, trajectory, turn
 
 ONE = RunSettings(seed=3, max_iterations=1, tasks_per_iteration=4, group_size=4)
