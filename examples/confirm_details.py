@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rti_exp.analysis.leaks import merges
-from rti_exp.analysis.reading import StudyError, load_study
+from rti_exp.analysis.study import StudyError, load_study
 
 
 def main(name: str, runs_root: str = "runs") -> None:

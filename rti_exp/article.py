@@ -1,10 +1,10 @@
-"""`python -m rti_exp.article`: the article's table beside what you have measured.
+"""`python -m rti_exp.article`: the paper's table alongside your scores.
 
-    python -m rti_exp.article                          all in evaluations/ and runs/
+    python -m rti_exp.article                          everything in evaluations/ and runs/
     python -m rti_exp.article FOLDER ...               evaluations (of rti_exp.evaluate), studies, or folders of them
-    python -m rti_exp.article FOLDER --output DIR      where article.md and article.html go (default: .)
+    python -m rti_exp.article FOLDER --output DIR      where to write article.md and article.html (default: .)
 
-Prints the tables and writes both files. Exit code 0; 1 if they could not be written, 2 if a folder is not there.
+Prints the tables and writes both files. Exit code 0; 1 if they cannot be written, 2 if a folder does not exist.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     missing = [folder for folder in options.folders if not folder.is_dir()]
     if missing:
-        print(f"error: {missing[0]}: must be a folder with evaluations or runs; there is none", file=sys.stderr)
+        print(f"error: no such folder: {missing[0]}; must be a folder with evaluations or runs", file=sys.stderr)
         return 2
     from rich.console import Console
 
-    from rti_exp.analysis import article, tables
-    from rti_exp.analysis.benchmarks import measured_in
+    from rti_exp.analysis.benchmark_scores import collect_scores
+    from rti_exp.analysis.paper_table import TITLE, as_html, paper_tables
+    from rti_exp.analysis.table_rendering import as_markdown, as_rich
     from rti_exp.runs import write_atomically
 
-    sheets = article.sheets(*measured_in(options.folders or [folder for folder in DEFAULT if folder.is_dir()]))
-    Console().print(tables.as_rich(article.TITLE, sheets, file="article.md"))
+    tables = paper_tables(*collect_scores(options.folders or [folder for folder in DEFAULT if folder.is_dir()]))
+    Console().print(as_rich(TITLE, tables, file="article.md"))
     paths = (options.output / "article.md", options.output / "article.html")
     try:
         options.output.mkdir(parents=True, exist_ok=True)
-        write_atomically(paths[0], tables.as_markdown(article.TITLE, sheets))
-        write_atomically(paths[1], article.as_html(sheets))
+        write_atomically(paths[0], as_markdown(TITLE, tables))
+        write_atomically(paths[1], as_html(tables))
     except OSError as error:
         print(f"error: cannot write: {error}", file=sys.stderr)
         return 1

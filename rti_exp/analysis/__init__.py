@@ -1,1 +1,1 @@
-"""Reading runs back: frames, statistics, tables, figures and the HTML report. Imports no torch."""
+"""Reads studies back: tables, charts, reports. Imports no torch."""

@@ -1,4 +1,4 @@
-"""What distinguishes the arms of a study: the config keys that differ between its runs, as labels."""
+"""The arms of a study: labels made of the config keys that differ between its runs."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rti_exp.analysis.text import short_name
+from rti_exp.config.check import VOLATILE
 from rti_exp.runs.differences import Flat
 
-VOLATILE = ("seed", "study", "runs_root", "fresh", "checkpoint_every", "size", "logger", "hydra", "trainer", "limits")
-"""Keys that make no arm, with all below them; but `trainer.precision` changes results, and does."""
-
+IGNORED = frozenset({*VOLATILE, "seed", "hydra"})
+"""Keys that never distinguish arms, with everything below them; except `trainer.precision`, which changes results."""
 ABSENT = "default"
-"""Shown for a key that a run does not have, and for a config group that it left at its default."""
-
+"""Shown for a key that a run lacks, and for a config group left at its default."""
 PLAIN = frozenset({"none", "null", "off", "grpo", ABSENT})
-"""Choices that mean "nothing added": they sort first, as does a delta of 0."""
+"""Choices that add nothing. They sort first, as a delta of 0 does."""
 
 
-def is_volatile(key: str) -> bool:
-    return key.partition(".")[0] in VOLATILE and key != "trainer.precision"
+def is_ignored(key: str) -> bool:
+    return key.partition(".")[0] in IGNORED and key != "trainer.precision"
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, str]:
-    """{"gate.delta": "5"} from Hydra's ["++gate.delta=5"]; deletions and flags are left out."""
+    """{"gate.delta": "5"} from Hydra's ["++gate.delta=5"]; deletions and flags are skipped."""
     parsed: dict[str, str] = {}
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -34,18 +33,16 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def normal(value: Any) -> Any:
-    """Equal values in one form: 5 and 5.0, inf and "inf"."""
+    """One form for equal values: 5 and 5.0, inf and "inf"."""
     if isinstance(value, str):
-        if value.lower().lstrip("+.") in ("inf", "infinity"):
-            return math.inf
-        return value
+        return math.inf if value.lower().lstrip("+.") in ("inf", "infinity") else value
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     return float(value)
 
 
 def show(value: Any) -> str:
-    """A config value as one would type it: 5, 0.2, inf, null, true."""
+    """A config value as a user would type it: 5, 0.2, inf, null, true."""
     value = normal(value)
     if value is None:
         return "null"
@@ -69,28 +66,28 @@ def sort_key(value: Any) -> tuple[int, float, str]:
 
 
 def _differing(configs: Sequence[Flat]) -> list[str]:
-    """Non-volatile keys that do not have one value in all configs, in order of first appearance."""
+    """Keys without one common value in all configs, in order of first appearance."""
     keys = dict.fromkeys(key for config in configs for key in config)
     return [
         key
         for key in keys
-        if not is_volatile(key) and len({repr(normal(config.get(key, ABSENT))) for config in configs}) > 1
+        if not is_ignored(key) and len({repr(normal(config.get(key, ABSENT))) for config in configs}) > 1
     ]
 
 
-def _told_by(group: str, key: str, configs: Sequence[Flat], choices: Sequence[Mapping[str, str]]) -> bool:
-    """Whether the choice of `group` alone tells the value of `key`."""
+def _determines(group: str, key: str, configs: Sequence[Flat], choices: Sequence[Mapping[str, str]]) -> bool:
+    """Whether the choice of `group` alone determines the value of `key`."""
     values: dict[str, set[str]] = {}
     for config, run in zip(configs, choices, strict=True):
         values.setdefault(run.get(group, ABSENT), set()).add(repr(normal(config.get(key, ABSENT))))
-    return all(len(found) == 1 for found in values.values())
+    return all(len(distinct) == 1 for distinct in values.values())
 
 
 def swept_values(configs: Sequence[Flat], overrides: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """For each run, the value of each key that tells the study's arms apart.
+    """For each run, the value of each key that distinguishes the study's arms.
 
-    A config group that was chosen by override (`corrector=teacher`) changes many keys at once: it stands
-    for those that are fully told by the choice, and only the others are named too.
+    A config group chosen by override (`corrector=teacher`) changes many keys at once. It replaces the keys that its
+    choice determines; only the remaining keys are named too.
     """
     differing = _differing(configs)
     choices = [parse_overrides(run) for run in overrides]
@@ -99,24 +96,24 @@ def swept_values(configs: Sequence[Flat], overrides: Sequence[Sequence[str]]) ->
     groups = [
         key
         for key in typed
-        if key not in leaves and not is_volatile(key) and len({run.get(key, ABSENT) for run in choices}) > 1
+        if key not in leaves and not is_ignored(key) and len({run.get(key, ABSENT) for run in choices}) > 1
     ]
-    told: set[str] = set()
+    explained: set[str] = set()
     named: list[str] = []
     for group in groups:
-        below = [key for key in differing if key.startswith(f"{group}.")]
-        # An experiment file is no config node: it may set anything that was not typed itself.
-        below = below or [key for key in differing if key not in typed]
-        explained = {key for key in below if _told_by(group, key, configs, choices)}
-        if explained - told:
+        # An experiment file is not a config node: it may set any key that was not typed.
+        candidates = [key for key in differing if key.startswith(f"{group}.")] or [
+            key for key in differing if key not in typed
+        ]
+        determined = {key for key in candidates if _determines(group, key, configs, choices)}
+        if determined - explained:
             named.append(group)
-        told |= explained
-    # An option may set keys outside of its group: `algorithm=luffy` switches the corrector off.
-    told |= {
-        key for key in differing if key not in typed and any(_told_by(group, key, configs, choices) for group in named)
-    }
-    names = [*named, *(key for key in differing if key not in told)]
+        explained |= determined
+    # An option may set keys outside its group: `algorithm=luffy` switches the corrector off.
+    for group in named:
+        explained |= {key for key in differing if key not in typed and _determines(group, key, configs, choices)}
     order = {key: place for place, key in enumerate(typed)}
+    names = [*named, *(key for key in differing if key not in explained)]
     names.sort(key=lambda key: order.get(key, len(order)))
     return [
         {key: run.get(key, ABSENT) if key in named else config.get(key, ABSENT) for key in names}
@@ -130,8 +127,10 @@ def label(values: Mapping[str, Any]) -> str:
 
 
 def is_plain_grpo(config: Mapping[str, Any]) -> bool:
-    """Whether a flat config is GRPO and nothing more: it never intervenes (a gate that never opens, or no
-    corrector), has no other algorithm, replaces no groups, and has no token budget."""
+    """Whether a flat config is GRPO without additions.
+
+    It never intervenes (delta below 1, or no corrector), replaces no groups and has no token budget.
+    """
     delta = normal(config.get("gate.delta"))
     never = (isinstance(delta, float) and delta < 1.0) or config.get("corrector._target_", "") is None
     grpo = str(config.get("algorithm._target_", "GRPO")).rpartition(".")[2] == "GRPO"

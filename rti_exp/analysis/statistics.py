@@ -1,7 +1,7 @@
-"""Estimates with intervals over seeds and tasks: pure functions on score matrices.
+"""Estimates with intervals over seeds and tasks: pure functions of score matrices.
 
-Axes: S seeds, N tasks, R bootstrap resamples. A score matrix `values_SN` holds one number per seed and
-task (a pass@k estimate); NaN marks a task that this seed did not evaluate.
+Axes: S seeds, N tasks, R bootstrap resamples. A score matrix `values_SN` has one number per seed and task (a pass@k
+estimate). NaN marks a task that the seed did not evaluate.
 """
 
 from __future__ import annotations
@@ -9,26 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-
-from rti_exp.objective.passk import pass_at_k, pass_hat_k
-
-__all__ = [
-    "Difference",
-    "Estimate",
-    "Scores",
-    "bootstrap_means",
-    "difference",
-    "estimate",
-    "interquartile_mean",
-    "pass_at_k",
-    "pass_hat_k",
-    "probability_of_improvement",
-    "seeds_needed",
-]
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -36,12 +19,11 @@ BOOTSTRAP_SEED = 20_261_013
 MOST_SEEDS = 1000
 
 Floats = NDArray[np.float64]
-Method = Literal["seeds and tasks", "tasks only", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Scores [S, N] with the names of their rows and columns; NaN where a seed did not see a task."""
+    """Scores [S, N] with the seeds of their rows and the tasks of their columns."""
 
     seeds: tuple[int, ...]
     tasks: tuple[str, ...]
@@ -62,19 +44,18 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean with its 95% percentile interval, and what was resampled for it. NaN when there are no scores."""
+    """A mean with its 95% percentile interval. NaN without scores."""
 
     value: float
     low: float
     high: float
     seeds: int
     tasks: int
-    method: Method
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Mean of one arm minus mean of another. `paired`: the same resampled seeds and tasks in both."""
+    """Mean of one arm minus mean of another. `paired`: each resample draws the same seeds and tasks for both arms."""
 
     value: float
     low: float
@@ -82,13 +63,12 @@ class Difference:
     paired: bool
     seeds: int
     tasks: int
-    method: Method
     seed_differences: tuple[float, ...]
-    """Per shared seed; empty when unpaired."""
+    """One per shared seed; empty if unpaired."""
 
 
 def mean_score(values_SN: Floats) -> float:
-    """Mean over seeds of each seed's mean over its tasks; NaN for no scores."""
+    """Mean over seeds of each seed's mean over its tasks; NaN without scores."""
     seen_SN = ~np.isnan(values_SN)
     if values_SN.size == 0 or not seen_SN.any(axis=1).all():
         return math.nan
@@ -96,7 +76,7 @@ def mean_score(values_SN: Floats) -> float:
 
 
 def _shared_task_means(values_SN: Floats, rng: np.random.Generator, resamples: int) -> Floats:
-    """Each seed's mean [R, S] over one task draw that holds for all of them; NaN if it drew none of its tasks."""
+    """Each seed's mean [R, S] over one task draw shared by all seeds; NaN if the draw has none of the seed's tasks."""
     tasks = values_SN.shape[1]
     counts_RN = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=resamples)
     seen_RS = counts_RN @ (~np.isnan(values_SN)).T
@@ -107,10 +87,11 @@ def _shared_task_means(values_SN: Floats, rng: np.random.Generator, resamples: i
 def bootstrap_means(values_SN: Floats, rng: np.random.Generator, resamples: int = RESAMPLES) -> Floats:
     """Resampled means [R] of scores [S, N], in which every seed has at least one task.
 
-    Seeds are drawn first, then tasks. Where seeds share tasks the task is a cluster: one task draw holds
-    for every drawn seed, since a hard task is hard under each of them. Where no task is shared, each drawn
-    seed draws from its own tasks. One seed is always itself, so that only tasks vary.
-    Multinomial counts stand for the draws: exactly the same distribution, without an [R, S, N] array.
+    Seeds are drawn first, then tasks. Where seeds share tasks, the task is a cluster: one task draw applies to every
+    drawn seed, since a hard task is hard under each seed. Where no task is shared, each drawn seed draws from its own
+    tasks. With one seed, only tasks are resampled.
+
+    Multinomial counts replace the draws. The distribution is exactly the same, without an [R, S, N] array.
     """
     seeds = len(values_SN)
     seen_SN = ~np.isnan(values_SN)
@@ -119,14 +100,14 @@ def bootstrap_means(values_SN: Floats, rng: np.random.Generator, resamples: int 
         means_RS = _shared_task_means(values_SN, rng, resamples)
         weights_RS = seed_counts_RS * ~np.isnan(means_RS)
         weights_R = weights_RS.sum(axis=1)
-        # A draw that hit no scored task has no mean; such draws are rare and are not counted.
+        # Draws without a scored task have no mean. They are rare and are dropped.
         return (weights_RS * np.nan_to_num(means_RS)).sum(axis=1)[weights_R > 0] / weights_R[weights_R > 0]
     totals_R = np.zeros(resamples)
     for seed, row_N in enumerate(values_SN):
-        own_N = row_N[~np.isnan(row_N)]
+        scored_N = row_N[~np.isnan(row_N)]
         # A seed drawn m times draws m independent sets of n tasks: m * n draws in all.
-        counts_RN = rng.multinomial(seed_counts_RS[:, seed] * len(own_N), np.full(len(own_N), 1 / len(own_N)))
-        totals_R += counts_RN @ own_N / len(own_N)
+        counts_RN = rng.multinomial(seed_counts_RS[:, seed] * len(scored_N), np.full(len(scored_N), 1 / len(scored_N)))
+        totals_R += counts_RN @ scored_N / len(scored_N)
     return totals_R / seeds
 
 
@@ -136,23 +117,19 @@ def _interval(means_R: Floats) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _method(seeds: int) -> Method:
-    return "tasks only" if seeds == 1 else "seeds and tasks"
-
-
 def estimate(scores: Scores, resamples: int = RESAMPLES) -> Estimate:
-    """The mean of `scores` with its interval; always the same for the same scores."""
+    """The mean of `scores` with its interval. Deterministic."""
     value = mean_score(scores.values_SN)
     seeds, tasks = scores.values_SN.shape
     if math.isnan(value):
-        return Estimate(value=value, low=math.nan, high=math.nan, seeds=seeds, tasks=tasks, method="none")
+        return Estimate(value=value, low=math.nan, high=math.nan, seeds=seeds, tasks=tasks)
     means_R = bootstrap_means(scores.values_SN, np.random.default_rng(BOOTSTRAP_SEED), resamples)
     low, high = _interval(means_R)
-    return Estimate(value=value, low=low, high=high, seeds=seeds, tasks=tasks, method=_method(seeds))
+    return Estimate(value=value, low=low, high=high, seeds=seeds, tasks=tasks)
 
 
 def _paired_values(first: Scores, second: Scores) -> tuple[tuple[int, ...], Floats] | None:
-    """Shared seeds and the differences [S, N] on them, NaN where one has no score; None if not paired."""
+    """Shared seeds and their differences [S, N], NaN where an arm lacks a score; None if the arms cannot be paired."""
     seeds = tuple(seed for seed in first.seeds if seed in second.seeds)
     if not seeds or set(first.tasks) != set(second.tasks):
         return None
@@ -163,8 +140,8 @@ def _paired_values(first: Scores, second: Scores) -> tuple[tuple[int, ...], Floa
 def difference(first: Scores, second: Scores, resamples: int = RESAMPLES) -> Difference:
     """Mean of `first` minus mean of `second` with its interval.
 
-    Paired, over the seeds that both have, if they evaluated the same tasks: effects of seed and task that
-    the arms share cancel. Otherwise the arms are resampled apart and `paired` is False.
+    If both evaluated the same tasks and share seeds, the difference is paired over the shared seeds: common effects of
+    seed and task cancel. Otherwise the arms are resampled separately and `paired` is False.
     """
     rng = np.random.default_rng(BOOTSTRAP_SEED)
     pairs = _paired_values(first, second)
@@ -178,7 +155,6 @@ def difference(first: Scores, second: Scores, resamples: int = RESAMPLES) -> Dif
             paired=True,
             seeds=len(seeds),
             tasks=values_SN.shape[1],
-            method=_method(len(seeds)),
             seed_differences=tuple(float(value) for value in np.nanmean(values_SN, axis=1)),
         )
     seeds, tasks = min(len(first.seeds), len(second.seeds)), min(len(first.tasks), len(second.tasks))
@@ -195,16 +171,15 @@ def difference(first: Scores, second: Scores, resamples: int = RESAMPLES) -> Dif
         paired=False,
         seeds=seeds,
         tasks=tasks,
-        method="none" if math.isnan(value) else _method(seeds),
         seed_differences=(),
     )
 
 
 def interquartile_mean(values_S: Sequence[float]) -> float:
-    """Mean of the middle half of `values_S`, the observations at its edges counted in part.
+    """Mean of the middle half of `values_S`; observations at its edges count in part.
 
-    Defined for any number of seeds: [0, 3, 9] gives (0.25 * 0 + 3 + 0.25 * 9) / 1.5. NaN for none.
-    Recommended over the mean by Agarwal et al. 2021 (arXiv 2108.13264), who round to whole observations.
+    Defined for any number of seeds: [0, 3, 9] gives (0.25 * 0 + 3 + 0.25 * 9) / 1.5. NaN without values. Recommended
+    over the mean by Agarwal et al. 2021 (arXiv 2108.13264), who round to whole observations.
     """
     ordered = np.sort(np.asarray(values_S, dtype=np.float64))
     count = len(ordered)
@@ -216,7 +191,7 @@ def interquartile_mean(values_S: Sequence[float]) -> float:
 
 
 def probability_of_improvement(first_S: Sequence[float], second_S: Sequence[float]) -> float:
-    """Share of seed pairs (one of each arm) in which `first` is higher, ties counting half. NaN for none."""
+    """Share of seed pairs (one seed of each arm) in which `first` is higher; ties count half. NaN without pairs."""
     if not len(first_S) or not len(second_S):
         return math.nan
     gaps = np.subtract.outer(np.asarray(first_S, dtype=np.float64), np.asarray(second_S, dtype=np.float64))
@@ -224,10 +199,13 @@ def probability_of_improvement(first_S: Sequence[float], second_S: Sequence[floa
 
 
 def seeds_needed(seed_differences: Sequence[float], effect: float, power: float = 0.8) -> int | None:
-    """Paired seeds for a two-sided t-test (level 0.05) to find `effect` with probability `power`.
+    """Paired seeds that a two-sided t-test (level 0.05) needs to detect `effect` with probability `power`.
 
-    The spread is the sample standard deviation of `seed_differences`; None for fewer than two of them, or
-    if more than 1,000 seeds were needed. Never below 2, since one seed shows no spread.
+    The spread is the sample standard deviation of `seed_differences`. None for fewer than two differences, or if more
+    than 1,000 seeds would be needed. At least 2, since one seed shows no spread.
+
+    Raises:
+        ValueError: `effect` is not positive.
     """
     from scipy import stats
 
@@ -242,7 +220,7 @@ def seeds_needed(seed_differences: Sequence[float], effect: float, power: float 
     critical = stats.t.ppf(1 - (1 - LEVEL) / 2, counts - 1)
     noncentrality = effect / spread * np.sqrt(counts)
     reached = stats.nct.sf(critical, counts - 1, noncentrality)
-    # scipy gives NaN far out in the tail, where the answer is plain.
+    # scipy returns NaN far out in the tail, where the comparison alone decides.
     reached = np.where(np.isnan(reached), noncentrality > critical, reached)
     enough = np.flatnonzero(reached >= power)
     return int(counts[enough[0]]) if len(enough) else None

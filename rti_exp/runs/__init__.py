@@ -36,13 +36,13 @@ from rti_exp.runs.status import (
     settle,
 )
 
-TOLD_FILES = ("status.json", "config.yaml", "metrics.jsonl", "interventions.jsonl")
-"""What reports and notebooks read of a run."""
+REPORT_FILES = ("status.json", "config.yaml", "metrics.jsonl", "interventions.jsonl")
+"""The files of a run that reports and notebooks read."""
 
 __all__ = [
     "COMPUTE",
+    "REPORT_FILES",
     "STATES",
-    "TOLD_FILES",
     "Run",
     "RunBroken",
     "RunDone",

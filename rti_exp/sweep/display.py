@@ -205,17 +205,18 @@ class Display:
 
 def show_results(study_dir: Path, console: Console | None = None) -> None:
     """The study's table by arm, printed and written into its folder; why there is none, if it cannot be made."""
-    from rti_exp.analysis.reading import StudyError, load_study  # pandas and scipy only now
-    from rti_exp.analysis.sheets import sheets
-    from rti_exp.analysis.summary import summarize
-    from rti_exp.analysis.tables import as_rich, title_of, write_summary
+    from rti_exp.analysis.arm_summary import summarize  # pandas and scipy only now
+    from rti_exp.analysis.results_files import write_results
+    from rti_exp.analysis.study import StudyError, load_study
+    from rti_exp.analysis.study_tables import study_tables
+    from rti_exp.analysis.table_rendering import as_rich
 
     console = console or Console(soft_wrap=True)
     try:
         study = load_study(study_dir, interventions=False)
         summary = summarize(study)
-        console.print(as_rich(title_of(study), sheets(study, summary)))
-        write_summary(study, summary, study_dir)
+        console.print(as_rich(study.title, study_tables(study, summary)))
+        write_results(study, summary, study_dir)
     except (StudyError, ValueError, OSError) as error:  # what ran has run: the exit code must not tell otherwise
         console.print(f"no table: {error}", markup=False, highlight=False)
     console.print(f"runs: {study_dir}", markup=False, highlight=False)

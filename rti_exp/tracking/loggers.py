@@ -1,16 +1,14 @@
-"""Who is told of a run besides its own directory: W&B, a CSV file, nobody (`logger=none`, no object).
+"""Experiment loggers: W&B, CSV; `logger=none` needs no object.
 
-A logger gets each metrics row after it is on disk, and is finished with the state the run ended in.
-wandb is imported by `WandbLogger` only.
+A logger receives each metrics row after it is on disk. When the run ends, `finish` gets its state. Only `WandbLogger`
+imports wandb.
 """
 
 from __future__ import annotations
 
 import csv
 import html
-import inspect
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,44 +16,38 @@ from typing import Any, Protocol
 
 from rti_exp.config.check import Config
 from rti_exp.config.settings import SettingsError
-from rti_exp.runs import TOLD_FILES, Run
+from rti_exp.runs import REPORT_FILES, Run
 from rti_exp.runs.json_lines import plain, read_lines
+from rti_exp.tracking.wandb_login import NO_LOGIN, has_login
 
 TABLE_ROWS = 60
 TABLE_COLUMNS = (
-    "iteration",
-    "task_id",
-    "family",
-    "step",
-    "outcome",
-    "perplexity",
-    "before",
-    "after",
-    "reason",
-    "history",
-    "child_reward",
+    *("iteration", "task_id", "family", "step", "outcome", "perplexity", "before", "after"),
+    *("reason", "history", "child_reward"),
 )
 TAG_LENGTH = 64
 
 
 def unfailing(log: Callable[[Mapping[str, Any]], None]) -> Callable[[Mapping[str, Any]], None]:
-    """`log`, but what it raises is told once, as a warning, and goes no further: metrics.jsonl has the rows."""
-    told = False
+    """`log`, but its first exception becomes a warning and later ones are dropped. metrics.jsonl has the rows."""
+    warned = False
 
-    def careful(row: Mapping[str, Any]) -> None:
-        nonlocal told
+    def safe_log(row: Mapping[str, Any]) -> None:
+        nonlocal warned
         try:
             log(row)
-        except Exception as error:  # code of others: W&B's, for one
-            if not told:
-                print(f"warning: the logger failed ({type(error).__name__}: {error}); the run goes on", file=sys.stderr)
-            told = True
+        except Exception as error:  # raised by third-party code, such as W&B's
+            if not warned:
+                print(
+                    f"warning: the logger failed ({type(error).__name__}: {error}); the run continues", file=sys.stderr
+                )
+            warned = True
 
-    return careful
+    return safe_log
 
 
 class RunLogger(Protocol):
-    """What a job needs of a logger."""
+    """The methods that a job calls."""
 
     def log(self, row: Mapping[str, Any]) -> None: ...
     def finish(self, state: str, run: Run) -> None: ...
@@ -66,10 +58,10 @@ class WandbLogger:
 
     Args:
         mode: offline, online or disabled; online needs WANDB_API_KEY or an earlier `wandb login`.
-        files: whether W&B keeps the files that reports read, for `python -m rti_exp.wandb_fetch`.
+        files: upload the files that reports read, for `python -m rti_exp.wandb_fetch`.
 
     Raises:
-        SettingsError: another mode, or online without a login (nobody is asked for one).
+        SettingsError: another mode, or online without a login (the user is never prompted).
     """
 
     def __init__(
@@ -106,7 +98,7 @@ class WandbLogger:
         )
         self._wandb.define_metric("iteration")
         self._wandb.define_metric("*", step_metric="iteration")
-        run.update(wandb_id=self._wandb.id)  # the key, but for an agent of a W&B sweep, which gives its own
+        run.update(wandb_id=self._wandb.id)  # the run key, except under a W&B sweep agent, which sets the id
 
     def log(self, row: Mapping[str, Any]) -> None:
         prefix = "" if row["kind"] == "train" else f"{row['kind']}/"
@@ -115,9 +107,9 @@ class WandbLogger:
         )
 
     def finish(self, state: str, run: Run) -> None:
-        """Log a sample of the interventions, hand the run's files over, and end the W&B run.
+        """Logs a sample of the interventions, uploads the run's files, and ends the W&B run.
 
-        Its exit code is 1 unless the state is done.
+        Its exit code is 1 unless the state is "done".
         """
         import wandb
 
@@ -125,53 +117,42 @@ class WandbLogger:
         if rows:
             table = wandb.Table(columns=list(TABLE_COLUMNS), data=rows)
             self._wandb.log({"interventions": table, "iteration": run.iterations_done})
-        for path in (run.directory / name for name in TOLD_FILES if self._files):
-            if path.exists():  # named <run key>/<file>: W&B has a config.yaml of its own
+        for path in (run.directory / name for name in REPORT_FILES if self._files):
+            if path.exists():  # named <run key>/<file>, since W&B has its own config.yaml
                 self._wandb.save(path, base_path=run.directory.parent, policy="now", glob=False)
         self._wandb.finish(exit_code=0 if state == "done" else 1)
 
 
-def has_login() -> bool:
-    """Whether W&B would take its key from the environment or from an earlier login; nobody is asked."""
-    import wandb
-
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    if "prompt" in inspect.signature(wandb.login).parameters:
-        return bool(wandb.login(prompt=False))  # pyright: ignore[reportCallIssue]
-    return bool(wandb.api.api_key)  # versions before prompt=
-
-
 def check_logger(config: Config) -> None:
-    """What a job's logger would refuse, before the run has a directory.
+    """Checks the logger's mode before the run has a directory.
 
     Raises:
-        SettingsError: as `WandbLogger` does.
+        SettingsError: `WandbLogger` would refuse it.
     """
     if config.logger.target == "rti_exp.tracking.loggers.WandbLogger":
         check_mode(config.logger.options.mode)
 
 
 def check_mode(mode: str) -> None:
-    """Online without a key would ask for one at the terminal; wandb is imported for that only."""
+    """
+    Raises:
+        SettingsError: the mode does not exist, or is online without a login.
+    """
     if mode not in ("offline", "online", "disabled"):
         raise SettingsError(f"logger.mode={mode!r}: must be offline, online or disabled")
     if mode == "online" and not has_login():
-        raise SettingsError(
-            "logger.mode='online': there is no W&B login; set the environment variable WANDB_API_KEY or run "
-            "`wandb login`, or take logger.mode=offline"
-        )
+        raise SettingsError(f"logger.mode='online': {NO_LOGIN}, or use logger.mode=offline")
 
 
 def tags(study: str, config: Config) -> list[str]:
-    """Short tags; W&B refuses longer than 64 characters."""
+    """Tags of at most 64 characters, W&B's limit."""
     target = config.corrector.target
     corrector = target.rpartition(".")[2] if target else "no corrector"
     return [tag[:TAG_LENGTH] for tag in dict.fromkeys((study, corrector, config.top.size)) if tag]
 
 
 def finite(row: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a metrics row; W&B would write others as invalid JSON."""
+    """The finite numbers of a metrics row. W&B would write the others as invalid JSON."""
     return {
         name: value
         for name, value in row.items()
@@ -181,9 +162,9 @@ def finite(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def intervention_table(path: Path) -> list[list[Any]]:
-    """Up to `TABLE_ROWS` attempts with a correction, evenly over the run, before and after side by side.
+    """Up to `TABLE_ROWS` attempts with a correction, spread evenly over the run, with the step before and after.
 
-    Model text is escaped: what looks like markup is shown, not obeyed.
+    Text of models is escaped, so that markup in it is shown, not interpreted.
     """
     records = [record for record in read_lines(path) if record.get("correction") is not None]
     stride = max(1, math.ceil(len(records) / TABLE_ROWS))
@@ -191,8 +172,7 @@ def intervention_table(path: Path) -> list[list[Any]]:
 
 
 def _table_row(record: Mapping[str, Any]) -> list[Any]:
-    texts = {"before": record.get("original"), "after": record.get("correction")}
-    values = {**record, **texts}
+    values = {**record, "before": record.get("original"), "after": record.get("correction")}
     return [
         html.escape(value, quote=False) if isinstance(value, str) else value
         for value in (values.get(name) for name in TABLE_COLUMNS)
@@ -200,13 +180,13 @@ def _table_row(record: Mapping[str, Any]) -> list[Any]:
 
 
 class CsvLogger:
-    """metrics.csv in the run directory, written when the run ends: the rows of metrics.jsonl, flat."""
+    """Writes the rows of metrics.jsonl to metrics.csv in the run directory when the run ends."""
 
     def __init__(self, config: Config, run: Run) -> None:
         self._path = run.directory / "metrics.csv"
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Nothing: metrics.jsonl has it already."""
+        """Does nothing: metrics.jsonl already has the row."""
 
     def finish(self, state: str, run: Run) -> None:
         rows = [{name: value for name, value in row.items() if name != "tasks"} for row in read_lines(run.metrics.path)]

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import DictConfig
 
 from rti_exp.config.check import check
-from rti_exp.runs import TOLD_FILES, Run, read_status
+from rti_exp.runs import REPORT_FILES, Run, read_status
 from rti_exp.sweep import job
 from rti_exp.training.checkpoint_callback import IterationCheckpoint
 from rti_exp.training.learner import RTIModule
@@ -223,7 +223,7 @@ def test_wandb_is_offline_and_has_the_run(
     assert status["wandb_id"] == directory.name
     [offline] = (directory / "wandb").glob(f"offline-run-*-{directory.name}")
     kept = offline / "files" / directory.name  # what `wandb sync` sends, and wandb_fetch brings back
-    assert {path.name for path in kept.iterdir()} <= set(TOLD_FILES)
+    assert {path.name for path in kept.iterdir()} <= set(REPORT_FILES)
     for name in ("status.json", "config.yaml", "metrics.jsonl"):
         assert (kept / name).read_bytes() == (directory / name).read_bytes()
     for path in directory.rglob("*"):

@@ -17,7 +17,7 @@ import pytest
 from rti_exp import wandb_fetch
 from rti_exp.analysis.reading import load_study
 from rti_exp.config.paths import PACKAGE
-from rti_exp.runs import TOLD_FILES
+from rti_exp.runs import REPORT_FILES
 from tests.support import studies
 
 
@@ -46,7 +46,7 @@ class StoredRun:
         return f"id-{self.key}"
 
     def files(self) -> Iterable[StoredFile]:
-        names = [f"{self.key}/{name}" for name in TOLD_FILES if (self.folder / name).exists()]
+        names = [f"{self.key}/{name}" for name in REPORT_FILES if (self.folder / name).exists()]
         return [StoredFile(name, self.folder) for name in (*names, "config.yaml", "output.log", *self.extra)]
 
 

@@ -105,7 +105,7 @@ FILES = ("status.json", "metrics.jsonl", "interventions.jsonl", "config.yaml", "
 
 def run_reader(data: bytes) -> str:
     """The first byte says which file of a run the rest is; reading it is a value or a clear error."""
-    from rti_exp.analysis.reading import StudyError, load_study
+    from rti_exp.analysis.study import StudyError, load_study
     from rti_exp.runs import Run, RunBroken, load_run, read_status
 
     name = FILES[data[0] % len(FILES)] if data else FILES[0]

@@ -1,4 +1,4 @@
-"""The numbers that tables, figures and the report share: computed once, from usable runs only."""
+"""Estimates for each arm of a study, computed once from usable runs: tables, charts and the report share them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rti_exp.analysis.reading import COMPUTE, Study, select
 from rti_exp.analysis.statistics import (
     Difference,
     Estimate,
@@ -19,56 +18,58 @@ from rti_exp.analysis.statistics import (
     difference,
     estimate,
     interquartile_mean,
-    pass_at_k,
     probability_of_improvement,
 )
+from rti_exp.analysis.study import Study, select
+from rti_exp.objective.passk import pass_at_k
+from rti_exp.runs import COMPUTE
 from rti_exp.types import Outcome
 
 SPLIT = "heldout"
 KS = (1, 8)
 OUTCOMES = tuple(outcome.value for outcome in Outcome)
-YOUNGER = ("role_failed", "no_check")
-"""Outcomes that runs of the first version do not have."""
+LATER_OUTCOMES = ("role_failed", "no_check")
+"""Outcomes that runs of the first version do not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmSummary:
-    """One arm. Estimates are None where no usable run has the evaluation (or the samples) for them."""
+    """One arm. An estimate is None if no usable run has the evaluations or samples for it."""
 
     arm: str
     states: dict[str, int]
     """Run directories by state, "missing" included."""
     seeds: tuple[int, ...]
-    """Of the usable runs."""
+    """Seeds of the usable runs."""
     last_iterations: tuple[int, ...]
-    """Distinct iterations of the evaluations that `passes` rests on."""
+    """Distinct iterations of the evaluations behind `passes`."""
     base: Estimate | None
     passes: dict[int, Estimate | None]
-    """By k."""
+    """k -> pass@k at the last evaluation."""
     seed_means: dict[int, tuple[float, ...]]
-    """By k, each seed's mean."""
+    """k -> each seed's mean."""
     iqm: dict[int, float]
     families: dict[str, tuple[Estimate | None, Estimate]]
-    """By family, pass@1 of the base and at the last evaluation."""
+    """family -> pass@1 of the base and at the last evaluation."""
     attempts: float
     outcomes: dict[str, float]
-    """Sums over the usable runs; NaN if one of them has no such column."""
+    """Sums over the usable runs; NaN if a run lacks the column."""
     rollouts: float
     lost_rollouts: float
-    """Of training, sums over the usable runs: valid ones, and infrastructure failures, which no mean has in it."""
+    """Training rollouts, sums over the usable runs: valid ones, and infrastructure failures, which enter no mean."""
     compute: dict[str, float]
     """Means over the usable runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmDifference:
-    """An arm against the baseline arm, by k."""
+    """An arm compared with the baseline arm."""
 
     arm: str
     passes: dict[int, Difference | None]
     probability_of_improvement: float
     seed_pairs: int
-    """How many pairs of one seed of each arm that probability rests on."""
+    """Pairs of one seed of each arm behind that probability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ class Summary:
 
 
 class UnknownArm(Exception):
-    """An arm was named that the study does not have; the message lists those it has."""
+    """The study has no such arm; the message lists its arms."""
 
 
 def heldout(study: Study) -> pd.DataFrame:
@@ -88,7 +89,7 @@ def heldout(study: Study) -> pd.DataFrame:
 
 
 def at_last(rows: pd.DataFrame) -> pd.DataFrame:
-    """Each run's rows of its last evaluation; the base's (iteration 0) is not one."""
+    """Each run's rows of its last evaluation. The evaluation of the base (iteration 0) does not count."""
     trained: Any = rows[rows["iteration"] > 0]
     if trained.empty:
         return trained
@@ -96,7 +97,7 @@ def at_last(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def scores(rows: pd.DataFrame, k: int) -> Scores | None:
-    """pass@k per seed and task, NaN where a task has fewer than k valid samples; None if a seed has none."""
+    """pass@k per seed and task, NaN for tasks with fewer than k valid samples; None if a seed has no such task."""
     if rows.empty:
         return None
     counts = zip(rows["samples"].tolist(), rows["successes"].tolist(), strict=True)
@@ -113,18 +114,18 @@ def scores(rows: pd.DataFrame, k: int) -> Scores | None:
 
 
 def _estimate(rows: pd.DataFrame, k: int) -> Estimate | None:
-    found = scores(rows, k)
-    return estimate(found) if found is not None else None
+    matrix = scores(rows, k)
+    return estimate(matrix) if matrix is not None else None
 
 
-def _seed_means(found: Scores | None) -> tuple[float, ...]:
-    if found is None:
+def _seed_means(matrix: Scores | None) -> tuple[float, ...]:
+    if matrix is None:
         return ()
-    return tuple(float(value) for value in np.nanmean(found.values_SN, axis=1))
+    return tuple(float(value) for value in np.nanmean(matrix.values_SN, axis=1))
 
 
 def _total(metrics: pd.DataFrame, column: str) -> float:
-    """Sum of a column; NaN if it is absent or has a gap, since a part is not the whole."""
+    """Sum of a column; NaN if it is absent or has a gap."""
     return sum(metrics[column].tolist()) if column in metrics else math.nan
 
 
@@ -133,12 +134,12 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def funnel(metrics: pd.DataFrame) -> tuple[float, dict[str, float]]:
-    """Attempts and attempts by outcome over the given train rows; none of an outcome that there was not yet."""
+    """Attempts in all and by outcome over train rows; 0 for outcomes that the runs did not count yet."""
     attempts = _total(metrics, "funnel/attempts")
-    younger = dict.fromkeys(
-        (name for name in YOUNGER if f"funnel/{name}" not in metrics and "funnel/attempts" in metrics), 0.0
-    )
-    return attempts, {name: _total(metrics, f"funnel/{name}") for name in OUTCOMES} | younger
+    outcomes = {name: _total(metrics, f"funnel/{name}") for name in OUTCOMES}
+    if "funnel/attempts" in metrics:
+        outcomes |= {name: 0.0 for name in LATER_OUTCOMES if f"funnel/{name}" not in metrics}
+    return attempts, outcomes
 
 
 def _states(study: Study, arm: str) -> dict[str, int]:
@@ -184,7 +185,7 @@ def summarize_arm(study: Study, arm: str) -> ArmSummary:
 
 
 def choose_baseline(study: Study) -> str | None:
-    """The first arm with a usable run that never intervenes, else the first with a usable run."""
+    """The first arm of plain GRPO with a usable run; otherwise the first arm with a usable run."""
     plain = set(select(study.usable_runs, plain_grpo=True)["arm"].tolist())
     usable = set(study.usable_runs["arm"].tolist())
     with_runs = [arm for arm in study.arms if arm in usable]
@@ -198,9 +199,10 @@ def _difference(study: Study, arm: str, baseline: str, k: int) -> Difference | N
 
 
 def summarize(study: Study, baseline: str | None = None) -> Summary:
-    """All numbers of a study. `baseline` is an arm's label; `choose_baseline` is used where it is None.
+    """Summarizes a study. `baseline` is an arm's label; None leaves it to `choose_baseline`.
 
-    Raises UnknownArm for a baseline that is no arm of the study.
+    Raises:
+        UnknownArm: `baseline` is not an arm of the study.
     """
     if baseline is not None and baseline not in study.arms:
         raise UnknownArm(f"no arm {baseline!r}; the arms are: {'; '.join(study.arms)}")

@@ -1,96 +1,3 @@
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src {{script_hash}}; base-uri 'none'; form-action 'none'">
-<meta name="referrer" content="no-referrer">
-<meta name="color-scheme" content="light dark">
-<title>{{title}}</title>
-<style>
-:root {
-  --page: #f6f6f4; --paper: #ffffff; --ink: #1f2124; --soft: #5f646b; --line: #dcdcd8; --strong: #2a66b8;
-  --removed: #fbdcd8; --added: #d3f0e0; --heat: 235, 104, 52; --cool: 42, 120, 214;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --page: #141517; --paper: #1d1f22; --ink: #e8e8e5; --soft: #a3a8af; --line: #36393e; --strong: #7fb2f0;
-    --removed: #5a2a26; --added: #1d4a36;
-  }
-}
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 1180px; margin: 0 auto; padding: 20px 16px 60px; }
-h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 16px; overflow-wrap: anywhere; }
-h2 { font-size: 1.05rem; margin: 0 0 10px; }
-h3 { font-size: .8rem; font-weight: 600; color: var(--soft); margin: 16px 0 4px; }
-section, figure, .pane { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 14px; }
-section { margin: 0 0 16px; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; vertical-align: top; padding: 5px 14px 5px 0; border-bottom: 1px solid var(--line); overflow-wrap: break-word; }
-th { font-weight: 600; color: var(--soft); font-size: .85rem; }
-th:last-child, td:last-child { padding-right: 0; }
-td:last-child:not(.number) { overflow-wrap: anywhere; min-width: 11em; }
-.number { text-align: right; }
-.note { color: var(--soft); font-size: .85rem; margin: 8px 0 0; }
-.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 345px), 1fr)); gap: 16px; margin-bottom: 16px; }
-figure { margin: 0; display: flex; flex-direction: column; }
-figure svg { width: 100%; height: auto; display: block; }
-figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
-figcaption { color: var(--soft); font-size: .85rem; margin-top: auto; padding-top: 6px; }
-.filters { display: flex; flex-wrap: wrap; gap: 10px; margin: 10px 0; }
-.filters label { display: flex; flex-direction: column; font-size: .8rem; color: var(--soft); flex: 1 1 150px; min-width: 0; }
-select, button { font: inherit; color: var(--ink); background: var(--page); border: 1px solid var(--line); border-radius: 6px; padding: 6px 8px; max-width: 100%; }
-button { cursor: pointer; }
-button:disabled { opacity: .45; cursor: default; }
-:focus-visible { outline: 2px solid var(--strong); outline-offset: 1px; }
-.browser { display: grid; grid-template-columns: minmax(240px, 320px) minmax(0, 1fr); gap: 14px; align-items: start; }
-#list { list-style: none; margin: 0; padding: 0; max-height: 70vh; overflow-y: auto; }
-#list button { display: block; width: 100%; text-align: left; border: 0; border-bottom: 1px solid var(--line); border-radius: 0; background: none; padding: 7px 4px; }
-#list button[aria-current="true"] { background: var(--page); box-shadow: inset 3px 0 var(--strong); }
-#list small, .meta { color: var(--soft); font-size: .85rem; overflow-wrap: anywhere; }
-#list span, #list small { display: block; padding-left: 6px; }
-.pages { display: flex; gap: 8px; align-items: center; justify-content: space-between; margin-top: 8px; font-size: .85rem; }
-.pane { min-width: 0; }
-pre { margin: 0; padding: 8px 10px; background: var(--page); border-radius: 6px; white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.45 ui-monospace, monospace; max-height: 22em; overflow-y: auto; }
-del { background: var(--removed); text-decoration: line-through; }
-ins { background: var(--added); text-decoration: none; font-weight: 600; }
-.strip { display: flex; flex-wrap: wrap; gap: 2px; margin-top: 4px; }
-.strip button { font: 12px/1.3 ui-monospace, monospace; white-space: pre; padding: 3px 4px; border-radius: 3px; min-width: 16px; min-height: 24px; overflow: hidden; background: none; }
-.reading { font-size: .85rem; font-variant-numeric: tabular-nums; min-height: 1.5em; margin-top: 4px; overflow-wrap: anywhere; }
-@media (max-width: 760px) {
-  main { padding: 12px 8px 40px; }
-  body { font-size: 14px; }
-  section, figure, .pane { padding: 10px; }
-  .browser { grid-template-columns: minmax(0, 1fr); }
-  #list { max-height: 40vh; }
-  th, td { padding-right: 9px; }
-}
-</style>
-</head>
-<body>
-<main>
-<h1>{{title}}</h1>
-{{headline}}
-{{charts}}
-{{tables}}
-<section id="interventions">
-<h2>Interventions</h2>
-<p class="note">{{shown}}</p>
-<noscript><p class="note">The browser below needs the script of this file.</p></noscript>
-<div class="filters" id="filters"></div>
-<div class="browser">
-  <div>
-    <ul id="list"></ul>
-    <div class="pages"><button id="previous" type="button">Previous</button><span id="count" aria-live="polite"></span><button id="next" type="button">Next</button></div>
-  </div>
-  <div class="pane" id="detail" tabindex="-1"></div>
-</div>
-</section>
-</main>
-<script type="application/json" id="data">{{data}}</script>
-<script>
 "use strict";
 (() => {
   const all = JSON.parse(document.getElementById("data").textContent);
@@ -101,12 +8,11 @@ ins { background: var(--added); text-decoration: none; font-weight: 600; }
   let shown = [], page = 0, current = null;
 
   if (!all.length) {
-    document.querySelector(".browser").hidden = true;
     document.querySelector(".browser").style.display = "none";
     return;
   }
 
-  // All text goes in through textContent: nothing that a model wrote is read as HTML.
+  // All text is inserted by textContent, so that no text of a model is parsed as HTML.
   function make(tag, text, className) {
     const node = document.createElement(tag);
     if (text !== undefined) node.textContent = text;
@@ -123,10 +29,10 @@ ins { background: var(--added); text-decoration: none; font-weight: 600; }
       const value = String(item[key]);
       counts.set(value, (counts.get(value) || 0) + 1);
     }
-    const found = [...counts];
-    if (key === "iteration") found.sort((a, b) => a[0] - b[0]);
-    else if (key !== "arm") found.sort((a, b) => a[0] < b[0] ? -1 : 1);
-    return found;
+    const options = [...counts];
+    if (key === "iteration") options.sort((a, b) => a[0] - b[0]);
+    else if (key !== "arm") options.sort((a, b) => a[0] < b[0] ? -1 : 1);
+    return options;
   }
 
   function fillFilters() {
@@ -191,7 +97,7 @@ ins { background: var(--added); text-decoration: none; font-weight: 600; }
   function strip(parent, title, tokens, colour, unit) {
     parent.append(make("h3", title));
     const row = make("div", undefined, "strip");
-    const reading = make("div", "Point at a token, or tap it, for its numbers.", "reading meta");
+    const reading = make("div", "Hover over a token, or tap it, for its numbers.", "reading meta");
     tokens.forEach((token, place) => {
       const [text, logProb, calibration, rho] = token;
       const cell = make("button", text === null ? String(place + 1) : text.replaceAll("\n", "\\n"));
@@ -226,17 +132,17 @@ ins { background: var(--added); text-decoration: none; font-weight: 600; }
     const pane = byId("detail");
     pane.replaceChildren();
     if (!item) {
-      pane.append(make("p", "No intervention fits these filters.", "meta"));
+      pane.append(make("p", "No intervention matches these filters.", "meta"));
       return;
     }
     pane.append(make("h2", words(item.outcome) + " - " + item.task_id));
     const run = item.state === "done" ? item.run : item.run + " (" + item.state + ")";
     const step = item.step === null ? "no step" : "step " + item.step;
-    pane.append(make("div", [item.arm, "seed " + item.seed, "iteration " + item.iteration, step, "family " + item.family, "by " + (item.source || "nobody"), "run " + run].join(" · "), "meta"));
+    pane.append(make("div", [item.arm, "seed " + item.seed, "iteration " + item.iteration, step, "family " + item.family, "by " + (item.source || "no corrector"), "run " + run].join(" · "), "meta"));
     block(pane, "Task", item.task);
     block(pane, "History before the step", item.history);
     block(pane, "Verdict", item.reason || (item.step === null ? "No harmful step was named." : ""));
-    block(pane, "What the validator answered, step by step", item.answers);
+    block(pane, "Answers of the validator, by step", item.answers);
     block(pane, "Evidence shown to the roles", item.evidence);
     if (item.difference.some(([, text]) => text)) {
       const step_text = make("pre");
@@ -246,7 +152,7 @@ ins { background: var(--added); text-decoration: none; font-weight: 600; }
       pane.append(make("h3", item.corrected ? "The step, before and after" : "The step"), step_text);
     }
     if (item.tokens.length) {
-      strip(pane, "Perplexity of each token" + (item.perplexity === null ? "" : ", " + number(item.perplexity, 2) + " in all"), item.tokens, byPerplexity, "Darker: less likely under the rollout prompt.");
+      strip(pane, "Perplexity of each token" + (item.perplexity === null ? "" : ", " + number(item.perplexity, 2) + " overall"), item.tokens, byPerplexity, "Darker: less likely under the rollout prompt.");
       strip(pane, "Weight rho of each token", item.tokens, byRho, "Orange: boosted, blue: damped, none: 1.");
     }
     if (item.checks.length) {
@@ -257,7 +163,7 @@ ins { background: var(--added); text-decoration: none; font-weight: 600; }
     pane.append(make("h3", "What happened after"), make("div", afterwards(item)));
     if (item.after) pane.append(make("pre", item.after));
     block(pane, "Error", item.error);
-    block(pane, "State before the step", item.state_hash);
+    block(pane, "State hash before the step", item.state_hash);
   }
 
   for (const key of keys) {
@@ -272,6 +178,3 @@ ins { background: var(--added); text-decoration: none; font-weight: 600; }
   byId("next").addEventListener("click", () => { page += 1; drawList(); });
   apply();
 })();
-</script>
-</body>
-</html>

@@ -1,4 +1,4 @@
-"""Draws a chart into files, or into a page. matplotlib is imported only to draw, and never as pyplot."""
+"""Draws charts into files or into a page. matplotlib is imported only to draw, and never as pyplot."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 INK = "#1f2124"
 PAPER = "#ffffff"
 SIZE = (4.8, 3.1)
+COLOURS = ("#2a78d6", "#eb6834", "#1baf7a", "#c98500", "#d55181", "#008300", "#7a6ae0", "#e34948")
+"""Used in this order, never by rank. Distinct for colour-blind readers, and legible on white and on black."""
+GREY = "#8b8f96"
+LINE_STYLES = ("-", "--", ":")
+LEGEND_WIDTH, LEGEND_HANDLE = 90, 10
+"""Characters that fit on one legend line, and the characters that a line sample takes."""
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -31,7 +38,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#8b8f96",
+    "grid.color": GREY,
     "grid.alpha": 0.25,
     "grid.linewidth": 0.6,
     "xtick.color": INK,
@@ -45,7 +52,7 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One panel, so that a phone can show it: its file name, what it says in words, and how it is drawn."""
+    """A chart of one panel, so that it fits on a phone. `name` is the file name."""
 
     name: str
     caption: str
@@ -64,11 +71,29 @@ def _drawn(chart: Chart) -> Iterator[Figure]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise NoFigures("charts need matplotlib: pip install matplotlib") from error
-    # The salt makes the ids of an SVG the same each time, and different between charts.
+    # The salt makes the ids of an SVG reproducible, and different between charts.
     with mpl.rc_context({**STYLE, "svg.hashsalt": chart.name}):
         figure = Figure(figsize=(SIZE[0], chart.height))
         chart.draw(figure.add_subplot())
         yield figure
+
+
+def legend(axes: Axes, *, least: int = 2) -> None:
+    """A legend below the axes if there are at least `least` entries."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(handles) >= least:
+        fitting = max(1, LEGEND_WIDTH // (max(map(len, labels)) + LEGEND_HANDLE))
+        axes.figure.legend(handles, labels, loc="outside lower left", ncols=min(3, len(handles), fitting))
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Plain numbers on a logarithmic axis. matplotlib's own labels are mathematical text, which is off here."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    low, high = axis.get_view_interval()
+    formatter = FuncFormatter(lambda value, position: f"{value:g}")
+    axis.set_major_formatter(formatter)
+    axis.set_minor_formatter(formatter if high < 10 * low else NullFormatter())
 
 
 def save(chart: Chart, directory: Path) -> list[Path]:
@@ -81,7 +106,7 @@ def save(chart: Chart, directory: Path) -> list[Path]:
 
 
 def inline_svg(chart: Chart) -> str:
-    """The chart as an <svg> element for a page: in the page's colours, its ids prefixed by its name."""
+    """The chart as an <svg> element, in the page's colours, with ids prefixed by its name."""
     buffer = io.StringIO()
     with _drawn(chart) as figure:
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
