@@ -8,70 +8,106 @@ from rti_exp.analysis import arms
 from rti_exp.runs.differences import flatten
 
 
-def labels(configs: list[dict], overrides: list[list[str]] | None = None) -> list[str]:
-    flats = [flatten(config) for config in configs]
-    return [arms.label(values) for values in arms.swept_values(flats, overrides or [[] for _ in configs])]
+def corrector(kind: str, tokens: int) -> dict:
+    return {"corrector": {"kind": kind, "tokens": tokens}}
 
 
-def test_flatten_keeps_lists_and_empty_mappings():
+@pytest.mark.parametrize(
+    ("configs", "overrides", "labels"),
+    [
+        pytest.param(
+            [
+                {"seed": seed, "runs_root": f"/{seed}", "logger": {"name": seed}, "gate": {"delta": delta}, "size": 8}
+                for seed, delta in [(0, 5), (1, 5.0), (0, math.inf), (1, "inf")]
+            ],
+            None,
+            ["gate.delta=5", "gate.delta=5", "gate.delta=inf", "gate.delta=inf"],
+            id="equal values and ignored keys",
+        ),
+        pytest.param([{"seed": 0, "a": 1}, {"seed": 1, "a": 1}], None, ["all runs"] * 2, id="no difference"),
+        pytest.param([{"a": 1}, {"a": 1, "b": 0}], None, ["b=default", "b=0"], id="an absent key is a value"),
+        pytest.param(
+            [corrector("Policy", 32), corrector("Teacher", 64)],
+            [[], ["corrector=teacher"]],
+            ["corrector=default", "corrector=teacher"],
+            id="a chosen group replaces the keys that it determines",
+        ),
+        pytest.param(
+            [corrector("p", 32), corrector("t", 32), corrector("t", 64)],
+            [["corrector=self"], ["corrector=teacher"], ["corrector=teacher", "corrector.tokens=64"]],
+            [
+                "corrector=self, corrector.tokens=32",
+                "corrector=teacher, corrector.tokens=32",
+                "corrector=teacher, corrector.tokens=64",
+            ],
+            id="keys that a choice does not determine are named too",
+        ),
+        pytest.param(
+            [{"gate": {"delta": 0}, "group_size": 8}, {"gate": {"delta": 5}, "group_size": 16}],
+            [["experiment=a"], ["experiment=b"]],
+            ["experiment=a", "experiment=b"],
+            id="an experiment file replaces all keys that it sets",
+        ),
+        pytest.param(
+            [{"a": 0, "b": 0}, {"a": 1, "b": 1}],
+            [["b=0", "a=0"], ["b=1", "a=1"]],
+            ["b=0, a=0", "b=1, a=1"],
+            id="keys in the order of the overrides",
+        ),
+        pytest.param(
+            [{"gate": {"delta": delta}} for delta in (0, 5)],
+            [["gate.delta=0", "note=a"], ["gate.delta=5", "note=b"]],
+            ["gate.delta=0", "gate.delta=5"],
+            id="a choice that determines no key is not named",
+        ),
+        pytest.param(
+            [{"trainer": {"devices": count}} for count in (1, 2)], None, ["all runs"] * 2, id="devices do not matter"
+        ),
+        pytest.param(
+            [{"trainer": {"precision": name}} for name in ("32-true", "bf16-mixed")],
+            None,
+            ["trainer.precision=32-true", "trainer.precision=bf16-mixed"],
+            id="precision matters",
+        ),
+    ],
+)
+def test_labels_name_the_keys_that_differ(
+    configs: list[dict], overrides: list[list[str]] | None, labels: list[str]
+) -> None:
+    values = arms.swept_values([flatten(config) for config in configs], overrides or [[] for _ in configs])
+    assert [arms.label(run) for run in values] == labels
+
+
+def test_flatten_keeps_lists_and_empty_mappings() -> None:
     assert flatten({"a": {"b": 1, "c": {}}, "d": [1, {"e": 2}]}) == {"a.b": 1, "a.c": {}, "d": [1, {"e": 2}]}
 
 
-def test_only_differing_keys_that_matter_make_an_arm():
-    configs = [
-        {"seed": seed, "runs_root": f"/{seed}", "logger": {"name": seed}, "gate": {"delta": delta}, "group_size": 8}
-        for seed, delta in [(0, 5), (1, 5.0), (0, math.inf), (1, "inf")]
-    ]
-    assert labels(configs) == ["gate.delta=5", "gate.delta=5", "gate.delta=inf", "gate.delta=inf"]
-
-
-def test_runs_that_do_not_differ_are_one_arm():
-    assert labels([{"seed": 0, "a": 1}, {"seed": 1, "a": 1}]) == ["all runs", "all runs"]
-
-
-def test_a_key_that_a_run_lacks_counts_as_a_value():
-    assert labels([{"a": 1}, {"a": 1, "b": 0}]) == ["b=default", "b=0"]
-
-
-def test_a_chosen_group_stands_for_what_it_changes():
-    configs = [
-        {"corrector": {"_target_": "Policy", "tokens": 32}},
-        {"corrector": {"_target_": "Teacher", "model": "big", "tokens": 64}},
-    ]
-    assert labels(configs, [[], ["corrector=teacher"]]) == ["corrector=default", "corrector=teacher"]
-
-
-def test_what_a_choice_does_not_tell_is_named_too():
-    configs = [{"corrector": {"kind": kind, "tokens": tokens}} for kind, tokens in [("p", 32), ("t", 32), ("t", 64)]]
-    overrides = [["corrector=self"], ["corrector=teacher"], ["corrector=teacher", "corrector.tokens=64"]]
-    assert labels(configs, overrides) == [
-        "corrector=self, corrector.tokens=32",
-        "corrector=teacher, corrector.tokens=32",
-        "corrector=teacher, corrector.tokens=64",
-    ]
-
-
-def test_an_experiment_file_stands_for_all_that_it_sets():
-    configs = [{"gate": {"delta": 0}, "group_size": 8}, {"gate": {"delta": 5}, "group_size": 16}]
-    assert labels(configs, [["experiment=a"], ["experiment=b"]]) == ["experiment=a", "experiment=b"]
-
-
-def test_keys_come_in_the_order_they_were_typed():
-    configs = [{"a": 0, "b": 0}, {"a": 1, "b": 1}]
-    assert labels(configs, [["b=0", "a=0"], ["b=1", "a=1"]]) == ["b=0, a=0", "b=1, a=1"]
-
-
-def test_values_sort_by_size_and_plain_choices_first():
+def test_values_sort_by_size_and_plain_choices_first() -> None:
     values = ["teacher", math.inf, 20, None, "self", 0, 5, "none", 0.5, True]
     ordered = sorted(values, key=arms.sort_key)
     assert ordered == ["none", None, 0, 0.5, True, 5, 20, math.inf, "self", "teacher"]
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [(5.0, "5"), (0.2, "0.2"), (math.inf, "inf"), ("inf", "inf"), (None, "null"), (True, "true")]
+    ("value", "text"),
+    [
+        (5.0, "5"),
+        (0.2, "0.2"),
+        (math.inf, "inf"),
+        ("inf", "inf"),
+        (None, "null"),
+        (True, "true"),
+        (["gold", 1], "[gold,1]"),
+    ],
 )
-def test_values_are_shown_as_typed(value: object, shown: str):
-    assert arms.show(value) == shown
+def test_values_are_shown_as_typed(value: object, text: str) -> None:
+    assert arms.show(value) == text
+
+
+def test_long_values_have_short_distinct_names() -> None:
+    names = [arms.show("x" * 100 + tail) for tail in ("", "a", "\n")]
+    assert len(set(names)) == 3
+    assert all(len(name) == 40 for name in names)
 
 
 @pytest.mark.parametrize(
@@ -89,27 +125,5 @@ def test_values_are_shown_as_typed(value: object, shown: str):
         ({"corrector._target_": None, "budget.tokens": "inf"}, True),
     ],
 )
-def test_plain_grpo_is_recognised(config: dict, plain: bool):
+def test_plain_grpo_is_recognised(config: dict, plain: bool) -> None:
     assert arms.is_plain_grpo(config) is plain
-
-
-def test_what_makes_no_other_run_makes_no_other_arm():
-    from rti_exp.config import check
-
-    assert set(arms.VOLATILE) == {*check.VOLATILE, "seed", "hydra"}
-    assert labels([{"trainer": {"devices": count}} for count in (1, 2)]) == ["all runs"] * 2
-    assert labels([{"trainer": {"precision": name}} for name in ("32-true", "bf16-mixed")])[0] == (
-        "trainer.precision=32-true"
-    )
-
-
-def test_long_or_many_lined_values_are_named_short_and_apart():
-    names = [arms.show("x" * 100 + tail) for tail in ("", "a", "\n")]
-    assert len(set(names)) == 3
-    assert all(len(name) == 40 for name in names)
-    assert arms.show(["gold", 1]) == "[gold,1]"
-
-
-def test_a_choice_that_tells_nothing_is_not_named():
-    configs = [{"gate": {"delta": delta}} for delta in (0, 5)]
-    assert labels(configs, [["gate.delta=0", "note=a"], ["gate.delta=5", "note=b"]]) == ["gate.delta=0", "gate.delta=5"]

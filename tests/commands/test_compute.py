@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from rti_exp.analysis.reading import load_study
-from rti_exp.compute import ArmCompute, arm_compute, main, matched_budget, matched_group_size
+from rti_exp.analysis.compute_matching import ArmCompute, arm_compute, matched_budget, matched_group_size
+from rti_exp.analysis.study import load_study
+from rti_exp.compute import main
 from rti_exp.runs import Run, run_key
 from tests.support.studies import train
 
@@ -24,11 +25,11 @@ def arm(tokens: float, group_size: int = 8) -> ArmCompute:
 
 
 @pytest.mark.parametrize(("spent", "size"), [(100.0, 8), (150.0, 12), (231.0, 18), (10.0, 2)])
-def test_group_size_grows_with_what_was_spent(spent: float, size: int) -> None:
+def test_the_group_size_grows_with_the_tokens(spent: float, size: int) -> None:
     assert matched_group_size(arm(spent), arm(100.0)) == size
 
 
-def test_a_budget_is_whole_tokens_rounded_up() -> None:
+def test_a_budget_is_rounded_up() -> None:
     assert matched_budget(arm(1234.5)) == 1235
 
 
@@ -62,7 +63,7 @@ def test_means_over_the_runs_of_each_arm(study: Path) -> None:
     assert (grpo.plain_grpo, rti.plain_grpo) == (True, False)
 
 
-def test_keys_are_printed(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_matching_keys_are_printed(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(study)]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[-3:] == [
@@ -74,7 +75,7 @@ def test_keys_are_printed(study: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out.endswith("\nexperiment=grpo is plain GRPO itself.\n")
 
 
-def test_grpo_of_the_same_length_is_the_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_grpo_of_the_same_length_is_matched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = tmp_path / "study"
     for iterations in (2, 4):
         settings = {"max_iterations": iterations, "tasks_per_iteration": 12}
@@ -85,16 +86,16 @@ def test_grpo_of_the_same_length_is_the_measure(tmp_path: Path, capsys: pytest.C
     printed = capsys.readouterr().out
     assert printed.count("GRPO with the tokens of") == 2
     assert "budget.tokens=4480\n  more samples     experiment=grpo group_size=9\n" in printed
-    assert printed.endswith("not known: the study has no plain GRPO of 5 iterations of 12 tasks\n")
+    assert printed.endswith("unknown: the study has no plain GRPO of 5 iterations of 12 tasks\n")
 
 
-def test_what_is_not_there(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_arm_or_study_is_an_error(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(study), "--arm", "experiment=other"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
-    assert "there are: experiment=grpo; experiment=rti" in error
+    assert "arms with finished runs: experiment=grpo; experiment=rti" in error
     write_run(study.parent / "another", "rti", 0, 1)
     assert main(["nothing", "--runs-root", str(study.parent)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
-    assert error.endswith("There are: another, study\n")
+    assert error.endswith("Studies: another, study\n")

@@ -19,7 +19,7 @@ def runs_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_everything_is_written_beside_the_runs(runs_root: Path, capsys: pytest.CaptureFixture[str]):
+def test_all_files_are_written_alongside_the_runs(runs_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main(["delta_study", "--runs-root", str(runs_root)]) == 0
     study = runs_root / "delta_study"
     assert {path.name for path in study.iterdir() if path.is_file()} == {"results.md", "results.csv", "report.html"}
@@ -27,12 +27,12 @@ def test_everything_is_written_beside_the_runs(runs_root: Path, capsys: pytest.C
     shown = capsys.readouterr().out
     assert "gate.delta=5" in shown
     assert "and 20 files in figures/" in shown
-    # What was written is no run, so a second report finds the same study.
+    # The written files are not runs, so a second report finds the same study.
     assert report.main([str(study), "--no-figures"]) == 0
     assert "Study delta_study: 6 runs, 5 in the means" in capsys.readouterr().out
 
 
-def test_it_writes_elsewhere_and_against_another_arm(runs_root: Path, tmp_path: Path):
+def test_the_output_and_the_baseline_can_be_chosen(runs_root: Path, tmp_path: Path) -> None:
     options = ["--runs-root", str(runs_root), "--output", str(tmp_path / "new" / "place"), "--no-figures"]
     assert report.main(["delta_study", *options, "--baseline", "gate.delta=5", "--interventions", "0"]) == 0
     assert {path.name for path in (tmp_path / "new" / "place").iterdir()} == {
@@ -46,14 +46,14 @@ def test_it_writes_elsewhere_and_against_another_arm(runs_root: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["delta_stud"], "Did you mean 'delta_study'? There are: delta_study"),
-        (["notes"], "There are: delta_study"),
+        (["delta_stud"], "Did you mean 'delta_study'? Studies: delta_study"),
+        (["notes"], "Studies: delta_study"),
         (["delta_study", "--baseline", "x"], "the arms are: gate.delta=0; gate.delta=5; gate.delta=inf"),
     ],
 )
-def test_a_wrong_name_says_what_there_is(
+def test_a_wrong_name_lists_the_alternatives(
     runs_root: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-):
+) -> None:
     assert report.main([*arguments, "--runs-root", str(runs_root)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
@@ -61,39 +61,39 @@ def test_a_wrong_name_says_what_there_is(
     assert error.count("\n") == 1
 
 
-def test_no_runs_at_all_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_absent_runs_root_is_one_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main(["x", "--runs-root", str(tmp_path / "absent")]) == 2
     assert "there are no runs in" in capsys.readouterr().err
 
 
-def test_a_run_is_told_from_its_study(runs_root: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_run_is_not_a_study(runs_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = next(path for path in (runs_root / "delta_study").iterdir() if (path / "status.json").exists())
     assert report.main([str(run)]) == 2
     assert "is a single run; its study is" in capsys.readouterr().err
 
 
-def test_a_place_that_cannot_be_written_is_exit_code_1(
+def test_an_unwritable_output_is_exit_code_1(
     runs_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+) -> None:
     (tmp_path / "file").write_text("")
     options = ["--runs-root", str(runs_root), "--output", str(tmp_path / "file" / "below")]
     assert report.main(["delta_study", *options]) == 1
     assert capsys.readouterr().err.startswith("error: cannot write: ")
 
 
-def test_a_negative_number_is_refused(capsys: pytest.CaptureFixture[str]):
+def test_a_negative_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         report.main(["x", "--interventions", "-1"])
     assert stopped.value.code == 2
 
 
-def test_a_study_without_finished_runs_is_reported(tmp_path: Path):
+def test_a_study_without_finished_runs_is_reported(tmp_path: Path) -> None:
     studies.write_run(tmp_path / "s", studies.config(5, 0), [], state="failed", error=ValueError("[/]"))
     assert report.main(["s", "--runs-root", str(tmp_path)]) == 0
     assert "ValueError: \\[/\\]" in (tmp_path / "s" / "results.md").read_text()
 
 
-def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path):
+def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     study = studies.write_delta_study(tmp_path / "study")
     command = [sys.executable, "-m", "rti_exp.report", str(study), "--no-figures"]
     reading, writing = os.pipe()
@@ -104,11 +104,11 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path):
     assert (study / "report.html").is_file()
 
 
-def test_help_is_quick_and_nothing_loads_torch():
+def test_help_is_quick_and_nothing_loads_torch() -> None:
     code = "import sys; from rti_exp import report; report.parser().format_help(); print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "'argparse'" in loaded
     assert not any(f"'{name}'" in loaded for name in ("torch", "pandas", "matplotlib", "scipy", "rich"))
-    code = "import sys; import rti_exp.analysis.tables, rti_exp.analysis.html; print(sorted(sys.modules))"
+    code = "import sys; import rti_exp.analysis.results_files, rti_exp.analysis.report_page; print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not any(f"'{name}'" in loaded for name in ("torch", "matplotlib", "rich"))

@@ -1,4 +1,4 @@
-"""Runs that W&B keeps become run directories again. W&B itself needs a login: its API is stood in for by a folder."""
+"""Runs in W&B become run directories again. W&B itself needs a login, so a folder replaces its API."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from rti_exp import wandb_fetch
-from rti_exp.analysis.reading import load_study
+from rti_exp.analysis.study import load_study
 from rti_exp.config.paths import PACKAGE
 from rti_exp.runs import REPORT_FILES
+from rti_exp.tracking import wandb_runs
 from tests.support import studies
 
 
@@ -34,7 +35,7 @@ class StoredFile:
 
 @dataclass
 class StoredRun:
-    """A W&B run whose files are those of the run directory `folder`."""
+    """A W&B run with the files of the run directory `folder`."""
 
     folder: Path
     key: str
@@ -52,7 +53,7 @@ class StoredRun:
 
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[StoredRun]:
-    """The runs of a study that is elsewhere."""
+    """The W&B runs of a study on another machine."""
     there = studies.write_delta_study(tmp_path / "there" / "delta")
     keys: dict[str, str] = {}
     for number, folder in enumerate(sorted(path for path in there.iterdir() if path.is_dir())):
@@ -60,9 +61,9 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[StoredRun]:
         status = folder / "status.json"
         if status.exists():
             status.write_text(status.read_text().replace(folder.name, keys[folder.name]))
-    found = [StoredRun(there / name, key) for name, key in keys.items() if (there / name / "status.json").exists()]
-    monkeypatch.setattr(wandb_fetch, "remote_runs", lambda project, study: found)
-    return found
+    runs = [StoredRun(there / name, key) for name, key in keys.items() if (there / name / "status.json").exists()]
+    monkeypatch.setattr(wandb_runs, "remote_runs", lambda project, study: runs)
+    return runs
 
 
 def fetch(root: Path, *more: str) -> int:
@@ -75,14 +76,14 @@ def test_the_fetched_study_reads_as_the_one_that_was_sent(
     assert fetch(tmp_path / "here") == 0
     sent, here = load_study(tmp_path / "there" / "delta"), load_study(tmp_path / "here" / "delta")
     columns = ["arm", "seed", "iteration", "task_id", "successes"]
-    usable = [sorted(one.of_usable(one.evaluations)[columns].to_numpy().tolist()) for one in (sent, here)]
+    usable = [sorted(study.of_usable(study.evaluations)[columns].to_numpy().tolist()) for study in (sent, here)]
     assert len(usable[0]) > 0
     assert usable[0] == usable[1]
     assert capsys.readouterr().out.count("  fetched: ") == len(stored)
     assert not list((tmp_path / "here" / "delta").glob(".fetching*"))
 
 
-def test_what_is_here_is_left_alone(
+def test_existing_run_directories_are_left_unchanged(
     stored: list[StoredRun], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = tmp_path / "here" / "delta" / stored[0].key
@@ -91,10 +92,10 @@ def test_what_is_here_is_left_alone(
     assert fetch(tmp_path / "here") == 0
     assert (mine / "metrics.jsonl").read_text() == "mine"
     assert [path.name for path in mine.iterdir()] == ["metrics.jsonl"]
-    assert f"{stored[0].key}  is here already" in capsys.readouterr().out
+    assert f"{stored[0].key}  already here" in capsys.readouterr().out
 
 
-def test_names_from_there_are_no_paths_here(
+def test_remote_names_are_not_used_as_paths(
     stored: list[StoredRun], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hostile = ("../status.json", "../../evil/status.json", "0000000000ff/../status.json", "ZZ/config.yaml")
@@ -113,7 +114,7 @@ def test_names_from_there_are_no_paths_here(
         ({"key": "0000000000ff"}, "has no readable status.json of run 0000000000ff"),
     ],
 )
-def test_a_run_that_cannot_be_fetched_is_told_and_the_others_are(
+def test_a_run_that_cannot_be_fetched_is_reported_and_the_others_are_fetched(
     stored: list[StoredRun], tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, object], why: str
 ) -> None:
     stored[0] = StoredRun(**{"folder": stored[0].folder, "key": stored[0].key, **change})  # pyright: ignore[reportArgumentType]
@@ -124,12 +125,10 @@ def test_a_run_that_cannot_be_fetched_is_told_and_the_others_are(
     assert len(list((tmp_path / "here" / "delta").iterdir())) == len(stored) - 1
 
 
-def test_a_run_that_is_still_going_on_is_left_out(
-    stored: list[StoredRun], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_running_run_is_left_out(stored: list[StoredRun], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored[0].state = "running"
     assert fetch(tmp_path / "here") == 0
-    assert f"{stored[0].id}  left out: still running there" in capsys.readouterr().out
+    assert f"{stored[0].id}  left out: still running" in capsys.readouterr().out
     assert not (tmp_path / "here" / "delta" / stored[0].key).exists()
 
 
@@ -147,28 +146,28 @@ def test_bad_names_are_refused(project: str, study: str, why: str, capsys: pytes
     assert why in capsys.readouterr().err
 
 
-def test_the_exit_code_tells_a_refusal_from_a_study_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb_fetch, "remote_runs", lambda project, study: [])
+def test_the_exit_code_distinguishes_a_refusal_from_a_missing_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb_runs, "remote_runs", lambda project, study: [])
     assert wandb_fetch.main(["team/project", "refused"]) == 2
 
     def refuse(project: str, study: str) -> Any:
-        raise wandb_fetch.Refused("W&B says no")
+        raise wandb_runs.Refused("W&B refused")
 
-    monkeypatch.setattr(wandb_fetch, "remote_runs", refuse)
+    monkeypatch.setattr(wandb_runs, "remote_runs", refuse)
     assert wandb_fetch.main(["team/project", "delta"]) == 1
 
 
 def test_a_notebook_takes_a_path_or_a_study_in_wandb(stored: list[StoredRun], tmp_path: Path) -> None:
-    assert wandb_fetch.local("some/where") == Path("some/where")
-    directory = wandb_fetch.local("wandb:team/project/delta", tmp_path / "here")
+    assert wandb_runs.study_directory("some/where") == Path("some/where")
+    directory = wandb_runs.study_directory("wandb:team/project/delta", tmp_path / "here")
     assert directory == tmp_path / "here" / "delta"
     assert len(load_study(directory).runs) == len(stored)
     stored[0].key = "not-a-key"
-    with pytest.raises(wandb_fetch.FetchError, match="id-not-a-key"):
-        wandb_fetch.local("wandb:team/project/delta", tmp_path / "other")
+    with pytest.raises(wandb_runs.FetchError, match="id-not-a-key"):
+        wandb_runs.study_directory("wandb:team/project/delta", tmp_path / "other")
 
 
-def test_without_a_login_nobody_is_asked(tmp_path: Path) -> None:
+def test_without_a_login_there_is_no_prompt(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "XDG_CONFIG_HOME": str(tmp_path)}
     environment["PYTHONPATH"] = str(PACKAGE.parent)
@@ -178,8 +177,8 @@ def test_without_a_login_nobody_is_asked(tmp_path: Path) -> None:
     assert done.stderr.startswith("there is no W&B login: set the environment variable WANDB_API_KEY")
 
 
-def test_the_api_has_what_is_used() -> None:
-    """The stand-ins have the shape of W&B's own classes."""
+def test_the_api_has_the_methods_that_are_used() -> None:
+    """The fakes have the shape of W&B's classes."""
     public = pytest.importorskip("wandb.apis.public")
     attributes = {"id": "a", "name": "0000000000ff/status.json", "sizeBytes": 1, "directUrl": "https://localhost/"}
     stored = public.File(None, attributes)

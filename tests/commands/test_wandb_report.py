@@ -38,12 +38,12 @@ def test_the_blocks_are_those_of_the_report(runs_root: Path, capsys: pytest.Capt
     report = blocks(runs_root, capsys, "--entity", "me", "--project", "mine")
     assert (report["project"], report["entity"], report["title"]) == ("mine", "me", "Study logged")
     headings = [block["text"] for block in report["blocks"] if block["type"] == "H1"]
-    assert headings == ["Results", "Curves", "What became of the interventions", "Corrections", "Compute"]
+    assert headings == ["Results", "Curves", "Outcomes of the interventions", "Corrections", "Compute"]
     texts = "\n".join(block["text"] for block in report["blocks"] if block["type"] == "MarkdownBlock")
     assert "0.812 \\[0.750, 0.938\\]" in texts
     assert "Difference to gate.delta=0" in texts
     assert "Interventions and compute, mean of a finished run" in texts
-    assert "RuntimeError: &#60;/script&#62;" in texts  # the failed run is told, escaped
+    assert "RuntimeError: &#60;/script&#62;" in texts  # the failed run is listed, escaped
     panels = [panel for block in report["blocks"] for panel in block.get("panels", ())]
     assert {name for panel in panels for name in panel.get("y", ())} >= {"eval/pass@1", "funnel/accepted"}
     assert [panel["table_name"] for panel in panels if panel["type"] == "WeavePanelSummaryTable"] == ["interventions"]
@@ -54,14 +54,15 @@ def test_an_arm_is_a_run_set_of_its_finished_runs(runs_root: Path, capsys: pytes
 
     report = blocks(runs_root, capsys)
     grid = next(block for block in report["blocks"] if block["type"] == "PanelGrid")
-    assert [one["name"] for one in grid["runsets"]] == ["gate.delta=0", "gate.delta=5", "gate.delta=inf"]
+    assert [arm["name"] for arm in grid["runsets"]] == ["gate.delta=0", "gate.delta=5", "gate.delta=inf"]
     failed = next(
         path.name for path in (runs_root / "logged").iterdir() if '"failed"' in (path / "status.json").read_text()
     )
     done = {path.name for path in (runs_root / "logged").iterdir()} - {failed}
-    keys = [key for one in grid["runsets"] for key in json.loads(one["filters"].partition(" in ")[2].replace("'", '"'))]
+    filters = [arm["filters"].partition(" in ")[2].replace("'", '"') for arm in grid["runsets"]]
+    keys = [key for ids in filters for key in json.loads(ids)]
     assert sorted(keys) == sorted(done)
-    assert all(one["groupby"] == ["group"] for one in grid["runsets"])
+    assert all(arm["groupby"] == ["group"] for arm in grid["runsets"])
     assert expr.expr_to_filters(grid["runsets"][0]["filters"]) is not None
 
 
@@ -73,14 +74,14 @@ def test_an_arm_is_a_run_set_of_its_finished_runs(runs_root: Path, capsys: pytes
         (["logged", "--baseline", "x"], "the arms are: gate.delta=0;"),
     ],
 )
-def test_what_cannot_be_reported_is_said(
+def test_a_study_that_cannot_be_reported_is_one_clear_error(
     runs_root: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert wandb_report.main([*arguments, "--runs-root", str(runs_root), "--dry-run"]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_without_a_login_nobody_is_asked(runs_root: Path, tmp_path: Path) -> None:
+def test_without_a_login_there_is_no_prompt(runs_root: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "XDG_CONFIG_HOME": str(tmp_path)}
     environment["PYTHONPATH"] = str(PACKAGE.parent)
@@ -89,7 +90,7 @@ def test_without_a_login_nobody_is_asked(runs_root: Path, tmp_path: Path) -> Non
         command, env=environment, capture_output=True, text=True, check=False, timeout=120, stdin=subprocess.DEVNULL
     )
     assert done.returncode == 2
-    assert "error: there is no W&B login; set the environment variable WANDB_API_KEY" in done.stderr
+    assert "error: there is no W&B login: set the environment variable WANDB_API_KEY" in done.stderr
     assert "Traceback" not in done.stderr
 
 

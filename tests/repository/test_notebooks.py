@@ -39,49 +39,41 @@ def write_notebook(path: Path, source: str) -> Path:
     return path
 
 
-def test_the_notebook_shows_a_study(execute: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("RTI_STUDY", str(studies.write_delta_study(tmp_path / "runs" / "delta")))
-    before = (NOTEBOOKS / "reading_a_sweep.ipynb").read_bytes()
-    assert execute.main([str(NOTEBOOKS / "reading_a_sweep.ipynb"), "--output", str(tmp_path / "executed")]) == 0
-    assert (NOTEBOOKS / "reading_a_sweep.ipynb").read_bytes() == before
-    notebook = nbformat.read(tmp_path / "executed" / "reading_a_sweep.ipynb", as_version=4)
-    shown = [output["data"]["text/html"] for cell in notebook.cells for output in cell.get("outputs", ())]
-    assert "0.812 [0.750,&nbsp;0.938]" in shown[0]
-    assert [text.count("<svg") for text in shown] == [0, 5, 3, 0]
-
-
 @pytest.mark.parametrize(
-    ("name", "figures", "telling"),
+    ("name", "figures", "texts"),
     [
-        ("delta_study", [0, 3, 0, 2], ["0.812 [0.750,&nbsp;0.938]", "Difference to gate.delta=0"]),
+        ("reading_a_sweep", [0, 5, 3, 0], ["0.812 [0.750,\u00a00.938]"]),
+        ("delta_study", [0, 3, 0, 2], ["0.812 [0.750,\u00a00.938]", "Difference to gate.delta=0"]),
         ("no_verifier", [0, 0, 3, 1], ["<td>gate.delta=5</td><td class=number>2</td><td class=number>0</td>"]),
         ("self_vs_teacher", [0, 2, 0, 3], ["<td class=number>2.12</td><td class=number>33.3%</td>"]),
         ("training_dynamics", [0, 2, 2, 3], ["Fixed probe, ret: perplexity"]),
         ("reading_interventions", [0, 0, 0, 0, 0], ["3 of 3 interventions.", "<ins>, Kyoto</ins>", "&lt;think&gt;"]),
     ],
 )
-def test_the_notebooks_of_the_studies_show_their_charts(
+def test_the_notebooks_show_their_charts(
     execute: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     figures: list[int],
-    telling: list[str],
-):
+    texts: list[str],
+) -> None:
     study = studies.write_delta_study(tmp_path / "runs" / "delta")
     studies.add_probes(study)
     monkeypatch.setenv("RTI_STUDY", str(study))
     path = NOTEBOOKS / f"{name}.ipynb"
+    before = path.read_bytes()
     assert execute.main([str(path), "--output", str(tmp_path)]) == 0
+    assert path.read_bytes() == before
     notebook = nbformat.read(tmp_path / path.name, as_version=4)
     shown = [output["data"]["text/html"] for cell in notebook.cells for output in cell.get("outputs", ())]
     assert [text.count("<svg") for text in shown] == figures
-    for text in telling:
+    for text in texts:
         assert text in "".join(shown), text
 
 
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_a_notebook_is_stored_without_outputs_or_logic(path: Path):
+def test_a_notebook_is_stored_without_outputs_or_logic(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -89,9 +81,9 @@ def test_a_notebook_is_stored_without_outputs_or_logic(path: Path):
     assert not any(word in cell.source for cell in code for word in ("def ", "for ", "if ", "lambda"))
 
 
-def test_a_relative_study_is_of_the_folder_one_is_in(
+def test_a_relative_study_is_resolved_against_the_working_directory(
     execute: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     path = write_notebook(
         tmp_path / "books" / "where.ipynb", "import os\nassert os.path.isdir(os.environ['RTI_STUDY'])"
     )
@@ -103,7 +95,7 @@ def test_a_relative_study_is_of_the_folder_one_is_in(
 
 def test_a_missing_study_is_one_clear_line(
     execute: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+) -> None:
     monkeypatch.setenv("RTI_STUDY", str(tmp_path / "absent"))
     assert execute.main([str(NOTEBOOKS / "reading_a_sweep.ipynb")]) == 1
     error = capsys.readouterr().err
@@ -122,16 +114,16 @@ def test_a_missing_study_is_one_clear_line(
 )
 def test_a_notebook_that_fails_is_one_clear_line(
     execute: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, reason: str
-):
+) -> None:
     path = write_notebook(tmp_path / "fails.ipynb", source)
     assert execute.main([str(path), "--timeout", "1" if "sleep" in source else "60"]) == 1
     assert capsys.readouterr().err == f"error: {path}: {reason}\n"
 
 
 @pytest.mark.parametrize("content", [None, "not json"])
-def test_a_notebook_that_cannot_be_read_is_exit_code_2(
+def test_an_unreadable_notebook_is_exit_code_2(
     execute: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
-):
+) -> None:
     path = tmp_path / "broken.ipynb"
     if content is not None:
         path.write_text(content)
@@ -139,9 +131,9 @@ def test_a_notebook_that_cannot_be_read_is_exit_code_2(
     assert capsys.readouterr().err.startswith(f"error: {path}: cannot be read: ")
 
 
-def test_the_others_still_run_after_one_that_fails(
+def test_a_failing_notebook_does_not_stop_the_others(
     execute: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+) -> None:
     paths = [write_notebook(tmp_path / name, source) for name, source in (("a.ipynb", "1 / 0"), ("b.ipynb", "1"))]
     assert execute.main([str(path) for path in paths]) == 1
     captured = capsys.readouterr()

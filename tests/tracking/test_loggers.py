@@ -81,8 +81,8 @@ except SettingsError as error:
 """
 
 
-def test_online_without_a_login_asks_nobody(tmp_path: Path) -> None:
-    # A process of its own: W&B remembers a key that it has seen.
+def test_online_without_a_login_does_not_prompt(tmp_path: Path) -> None:
+    # A separate process: W&B remembers a key that it has seen.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "XDG_CONFIG_HOME": str(tmp_path)}
     environment["PYTHONPATH"] = str(PACKAGE.parent)
@@ -92,21 +92,21 @@ def test_online_without_a_login_asks_nobody(tmp_path: Path) -> None:
     assert "logger.mode='online': there is no W&B login" in done.stdout
 
 
-def test_another_mode_is_refused(config: Config, run: Run) -> None:
+def test_an_unknown_mode_is_refused(config: Config, run: Run) -> None:
     with pytest.raises(SettingsError, match=r"logger\.mode='shout': must be offline, online or disabled"):
         WandbLogger(config, run, mode="shout")
 
 
-def test_a_logger_that_breaks_in_mid_run_is_told_once(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    asked: list[int] = []
+def test_a_logger_that_fails_during_a_run_warns_once(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    logged: list[int] = []
 
     def log(row: Mapping[str, Any]) -> None:
-        asked.append(row["iteration"])
+        logged.append(row["iteration"])
         raise ConnectionError("no space left")
 
     run.listeners.append(unfailing(log))
     for iteration in (1, 2, 3):
         run.append_metrics({"kind": "train", "iteration": iteration})
-    assert asked == [1, 2, 3]
+    assert logged == [1, 2, 3]
     assert run.iterations_done == 3
-    assert capsys.readouterr().err == "warning: the logger failed (ConnectionError: no space left); the run goes on\n"
+    assert capsys.readouterr().err == "warning: the logger failed (ConnectionError: no space left); the run continues\n"
