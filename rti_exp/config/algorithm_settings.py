@@ -6,7 +6,7 @@ import enum
 import math
 from dataclasses import dataclass
 
-from rti_exp.config.settings import AlgorithmSettings, Baseline, SettingsError, UpdateSettings, check_clip
+from rti_exp.config.settings import AlgorithmSettings, Baseline, Scope, SettingsError, UpdateSettings, check_clip
 
 
 class BaselineMembers(enum.StrEnum):
@@ -62,11 +62,18 @@ class DistillationSettings(UpdateSettings):
         check_clip(self.clip_low, self.clip_high)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImitationSettings(UpdateSettings):
+    """Supervised learning on accepted corrections, by default from the corrected turn on."""
+
+    scope: Scope = Scope.suffix
+
+
 ALGORITHM_SETTINGS: dict[str, type[UpdateSettings]] = {
     "rti_exp.objective.grpo.GRPO": AlgorithmSettings,
     "rti_exp.objective.luffy.LUFFY": LuffySettings,
     "rti_exp.objective.opd.OPD": DistillationSettings,
-    "rti_exp.objective.sft.SFT": UpdateSettings,
+    "rti_exp.objective.sft.SFT": ImitationSettings,
 }
 """Which settings an algorithm's class takes."""
 CORRECTED = {"rti_exp.objective.sft.SFT": True, "rti_exp.objective.opd.OPD": False}

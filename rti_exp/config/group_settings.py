@@ -34,6 +34,8 @@ class LocalEngineSettings:
 class CorrectorSettings(SamplingSettings):
     """`path` is the model that corrects; null is the policy itself."""
 
+    temperature: float = 1.0
+    max_tokens: int = 32
     path: str | None = None
 
 
@@ -41,6 +43,7 @@ class CorrectorSettings(SamplingSettings):
 class ValidatorSettings(RoleSettings):
     """`policy` is the path of the model that judges, as policy.path; null is the policy itself."""
 
+    max_tokens: int = 32
     policy: str | None = None
 
 
@@ -76,7 +79,7 @@ class PromptSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecorderSettings:
-    every: int = 10
+    every: int = 8
     """Iterations between two recordings of sampled groups; 0 records none."""
 
     def __post_init__(self) -> None:
@@ -117,7 +120,7 @@ class LimitSettings:
 class ProbeSettings:
     """The fixed probe (`rti_exp.training.probe`)."""
 
-    every: int = 10
+    every: int = 8
     """Probe after every so many iterations, and before the first and after the last; 0: only those two."""
     cases: int = 8
     """Corrections per family."""

@@ -73,7 +73,7 @@ class RolloutSettings:
     top_p: float = 1.0
     max_tokens: int = 32
     """Tokens one assistant turn may take."""
-    max_context: int = 512
+    max_context: int = 96
     """Tokens a whole trajectory may take, prompt included."""
 
     def __post_init__(self) -> None:
@@ -252,7 +252,7 @@ class VerifierSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
-    every: int = 10
+    every: int = 8
     """Evaluate after every so many iterations, and before the first and after the last; 0: only those two."""
     tasks: int = 96
     samples: int = 8
@@ -270,7 +270,7 @@ class RunSettings:
     """The numbers of a run that belong to no group."""
 
     seed: int = 0
-    max_iterations: int = 60
+    max_iterations: int = 24
     tasks_per_iteration: int = 12
     group_size: int = 8
 

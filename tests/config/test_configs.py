@@ -193,7 +193,7 @@ def test_infinities_are_one_job(composed: Composed) -> None:
 
 def test_the_key_does_not_depend_on_the_version_of_this_file() -> None:
     """Directories of finished runs are found again by it; a change of its making is a change of contract."""
-    assert {"study", "runs_root", "fresh", "logger", "trainer", "size", "limits"} == set(VOLATILE)
+    assert {"study", "runs_root", "fresh", "checkpoint_every", "logger", "trainer", "size", "limits"} == set(VOLATILE)
 
 
 def test_the_plain_config_holds_plain_values(composed: Composed) -> None:
@@ -224,7 +224,10 @@ def test_who_corrects(composed: Composed, overrides: list[str], corrected: bool)
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["algorithm=sft", "corrector=none"], r"corrector: with rti_exp\.objective\.sft\.SFT it must be not none"),
+        (
+            ["algorithm=sft", "corrector=none"],
+            r"corrector: with rti_exp\.objective\.sft\.SFT it must be another option than none",
+        ),
         (["algorithm=opd", "corrector=self"], r"corrector: with rti_exp\.objective\.opd\.OPD it must be none"),
         (["algorithm=luffy", "algorithm.n_prefix=4", "group_size=4"], r"n_prefix=4: must be below group_size=4"),
         (["rollout.max_context=2049"], r"^rollout\.max_context=2049: must be at most 2048, the positions of "),

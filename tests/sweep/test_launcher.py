@@ -18,6 +18,7 @@ from rich.console import Console
 from rti_exp.config.group_settings import TopSettings
 from rti_exp.config.settings import SettingsError
 from rti_exp.runs import Run, read_status
+from rti_exp.sweep import jobs as sweep_jobs
 from rti_exp.sweep import runner as sweep
 from rti_exp.sweep.configs import SweepConfigs
 from rti_exp.sweep.display import (
@@ -61,7 +62,6 @@ for iteration in range(run.iterations_done + 1, config.run.max_iterations + 1):
     if what == "kill" and iteration == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     run.append_metrics({"kind": "train", "iteration": iteration, "time/iteration": 0.1})
-    run.disk.flush()  # an iteration takes longer than the disk
 run.finish("done")
 """
 
@@ -224,7 +224,7 @@ def test_a_token_budget_is_expected_to_end_a_job_with_the_others(plan: Callable[
 def test_many_configs_are_told(
     plan: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweep, "MANY", 2)
+    monkeypatch.setattr(sweep_jobs, "MANY", 2)
     plan([["seed=1"], ["seed=2"]])
     assert capsys.readouterr().out == ""
     plan([["seed=1"], ["seed=2"], ["seed=3"]])
