@@ -1,4 +1,16 @@
-"""What an environment is: tasks, and single-use episodes that can be hashed and forked."""
+"""The environment protocols: tasks, and single-use episodes that can be hashed and forked.
+
+Failures have two classes, and every environment classifies them the same way:
+
+- The policy's mistake: a malformed tool call, an unknown tool, wrong arguments, text that the environment cannot use.
+  `step` answers it with an error observation and the episode continues, or the episode ends with a low reward.
+- An infrastructure failure: the environment, a service, a judge or a simulated user broke, did not answer in time, or
+  a replay led to another state. The environment raises `InfrastructureError`; callers treat any other exception the
+  same way. The trajectory has no reward, is excluded from statistics and is counted.
+
+Two exceptions are neither and end the run: `rti_exp.engines.base.EngineUnusable`, if an endpoint behind the
+environment refuses every request, and `ValueError` or `SettingsError` for invalid options.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +22,12 @@ from rti_exp.types import Evidence, EvidenceLevel, Message, Task
 
 
 class InfrastructureError(Exception):
-    """The environment (not the policy) broke: the trajectory is left out of statistics and counted."""
+    """The environment broke, through no fault of the policy; see the module docstring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The environment's answer to one assistant turn. `reward` means something only when `done`."""
+    """The environment's answer to one assistant turn. `reward` and `reward_parts` count only if `done`."""
 
     observations: tuple[Message, ...]
     done: bool
@@ -24,7 +36,10 @@ class StepResult:
 
 
 class Episode(Protocol):
-    """One attempt at one task; used once."""
+    """One attempt at one task; used once.
+
+    Every method may raise InfrastructureError.
+    """
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -33,30 +48,27 @@ class Episode(Protocol):
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """The agent's tools as JSON-schema functions ({"name", "description", "parameters"})."""
+        """The policy's tools as JSON-schema functions ({"name", "description", "parameters"})."""
         ...
 
     def step(self, message: Message) -> StepResult:
         """Carry out one assistant turn.
 
-        A bad tool call (malformed, unknown tool, wrong argument types) is answered with an error
-        observation and the episode goes on.
-
         Raises:
-            InfrastructureError: the environment itself broke.
+            InfrastructureError: the environment broke. A mistake of the policy never raises.
         """
         ...
 
     def evidence(self, level: EvidenceLevel) -> Evidence:
-        """What the roles may be told about this episode as it stands now."""
+        """The evidence that the roles may see about the episode in its current state."""
         ...
 
     def state_hash(self) -> str:
-        """A stable hash of the whole state, the turn count included."""
+        """A stable hash of the full state, including the turn count."""
         ...
 
     def fork(self, messages: Sequence[Message]) -> Episode:
-        """A new episode of the same task, brought forward by replaying these assistant turns."""
+        """A new episode of the same task, after a replay of these assistant turns from the start."""
         ...
 
 
@@ -65,14 +77,20 @@ class Environment(Protocol):
     """A set of tasks and a way to start them."""
 
     max_turns: int
-    """Assistant turns an episode may take; then it is truncated."""
+    """Assistant turns that an episode may take before it is truncated."""
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The tasks of split "train" or "heldout", in a fixed order.
 
         Raises:
-            ValueError: no such split; the message names those that exist.
+            ValueError: there is no such split; the message names the valid ones.
         """
         ...
 
-    def start(self, task: Task) -> Episode: ...
+    def start(self, task: Task) -> Episode:
+        """A new episode of the task.
+
+        Raises:
+            InfrastructureError: the environment broke.
+        """
+        ...

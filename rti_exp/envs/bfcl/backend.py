@@ -15,11 +15,11 @@ from typing import Any
 from rti_exp.envs.bfcl.calls import Call, check_size
 
 _BANNED = frozenset({"kill", "exit", "quit", "remove", "unlink", "popen", "Popen", "run"})
-"""Names that the benchmark's runner refuses."""
+"""Names that the benchmark's runner rejects."""
 
 
 class Backend:
-    """Instances of a task's classes in the task's initial state. Nothing of them is shared with another backend.
+    """Instances of a task's classes in the task's initial state. Backends share no state.
 
     Args:
         entry: the task as the benchmark ships it.
@@ -39,7 +39,7 @@ class Backend:
                 scenario = copy.deepcopy(entry["initial_config"].get(name, {}))
                 instance._load_scenario(scenario, long_context=long_context)
             self.instances[name] = instance
-        # As in the benchmark's runner: of equal names the last class's counts, and hidden tools can be called.
+        # As in the benchmark's runner: the last class wins for equal names, and hidden tools can be called.
         self._methods = {
             name: method
             for instance in self.instances.values()
@@ -48,7 +48,7 @@ class Backend:
         }
 
     def call(self, call: Call) -> str:
-        """The API's answer as text; what is wrong with a call is answered like in the benchmark's runner."""
+        """The API's answer as text. A wrong call gets the error text of the benchmark's runner."""
         try:
             if call.name in _BANNED:
                 raise ValueError(f"Function call {call.name} is not allowed.")
@@ -60,11 +60,11 @@ class Backend:
             )  # the APIs keep and change them
             with decimal.localcontext():  # an API sets the precision of the whole process
                 return _text(self._methods[call.name](*positional, **arguments))
-        except Exception as error:  # the APIs raise whatever a wrong argument leads to
+        except Exception as error:  # a wrong argument may raise anything
             return f"Error during execution: {error}"
 
     def fingerprint(self) -> Any:
-        """The whole state as plain JSON, random generators included, times of change not."""
+        """The full state as plain JSON, including random generators but not modification times."""
         return [[name, _plain(instance, {})] for name, instance in self.instances.items()]
 
 
@@ -74,13 +74,13 @@ def _text(result: Any) -> str:
     if isinstance(result, dict):
         try:
             return json.dumps(result)
-        except (TypeError, ValueError):  # a number or an object of an API's own
+        except (TypeError, ValueError):  # an API's number or object type
             return str(result)
     return str(result)
 
 
 def _plain(value: Any, seen: dict[int, int]) -> Any:
-    """Plain JSON of any value; an object that comes again (a folder's parent) is its number."""
+    """Plain JSON of any value; a repeated object (a folder's parent) becomes its number."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, datetime.datetime):

@@ -1,4 +1,4 @@
-"""Calls to the APIs: read from the reference's Python text, and bounded before they are carried out."""
+"""Calls to the APIs: parsed from the reference's Python text, and checked for size before execution."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LARGEST_PRECISION = 10_000
-"""Digits that a call may ask for."""
+"""Digits that a call may request."""
 LARGEST_BITS = 100_000
-"""Bits of the largest integer that a power may have."""
+"""Bits of the largest result of a power."""
 
 
 class Refused(ValueError):
-    """The call would take the process down; the message is an answer to whoever made it."""
+    """The call would exhaust the process; the message is the answer to the caller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +34,9 @@ def parse_call(text: str) -> Call:
     try:
         node = ast.parse(text, mode="eval").body
     except SyntaxError as error:
-        raise ValueError(f"no call: {text!r}") from error
+        raise ValueError(f"not a call: {text!r}") from error
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise ValueError(f"no call of a plain name: {text!r}")
+        raise ValueError(f"not a call of a plain name: {text!r}")
     arguments: dict[str, Any] = {}
     for keyword in node.keywords:
         if keyword.arg is None:
@@ -48,10 +48,10 @@ def parse_call(text: str) -> Call:
 
 
 def check_size(call: Call) -> None:
-    """Arithmetic without end: powers and precisions that no answer needs.
+    """Reject powers and precisions far beyond any task's needs.
 
     Raises:
-        Refused: the call asks for one.
+        Refused: the call requests such a power or precision.
     """
     for name in ("precision", "decimal_places"):
         value = call.arguments.get(name)

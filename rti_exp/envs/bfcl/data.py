@@ -1,4 +1,4 @@
-"""Tasks and tools as `bfcl-eval` ships them."""
+"""Tasks and tools from the package `bfcl-eval`."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rti_exp.envs.bfcl.data import CATEGORIES, entries
 from rti_exp.envs.bfcl.episode import BfclEpisode
-from rti_exp.envs.extras import require
+from rti_exp.envs.required_packages import require
 from rti_exp.types import Task
 
-# What bfcl-eval names as its requirements is for calling hosted models, pins versions of years ago, and is not needed.
+# bfcl-eval's requirements serve hosted models and pin old versions; they are not needed here.
 INSTALL = "pip install 'rti-exp[bfcl]' && pip install --no-deps 'bfcl-eval>=2026.3.23'"
 
 
@@ -18,14 +18,14 @@ class Bfcl:
     categories share their scenarios by number, so that training on one never sees another's held-out scenario.
 
     Args:
-        category: one out of `CATEGORIES`.
+        category: one of `CATEGORIES`.
         heldout_every: 4 holds out 50 of 200; 1 holds out all and leaves none to train on: the benchmark as published.
         max_steps: assistant turns with tool calls for one user turn; one more fails the task, as in the benchmark.
         max_turns: assistant turns an episode may take.
 
     Raises:
         SettingsError: `bfcl-eval` is not installed.
-        ValueError: a value without sense.
+        ValueError: an invalid value.
     """
 
     def __init__(

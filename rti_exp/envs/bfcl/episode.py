@@ -10,8 +10,8 @@ from typing import Any
 from rti_exp.envs.base import StepResult
 from rti_exp.envs.bfcl.backend import Backend
 from rti_exp.envs.bfcl.calls import Call, parse_call
-from rti_exp.envs.bfcl.checking import TurnCheck, check_turn
 from rti_exp.envs.bfcl.data import tools
+from rti_exp.envs.bfcl.turn_check import TurnCheck, check_turn
 from rti_exp.types import Evidence, EvidenceLevel, Message, Task
 
 SYSTEM = (
@@ -120,8 +120,8 @@ class BfclEpisode:
         if level == "none":
             return Evidence(level=level)
         checked = [number for number, calls in enumerate(self._reference) if calls]
-        found = dict.fromkeys(checked, "not reached") | {check.turn: check.failure for check in self._checks}
-        failed = [f"request {turn + 1}: {failure}" for turn, failure in found.items() if failure is not None]
+        failures = dict.fromkeys(checked, "not reached") | {check.turn: check.failure for check in self._checks}
+        failed = [f"request {turn + 1}: {failure}" for turn, failure in failures.items() if failure is not None]
         if self._over not in (None, "done"):
             failed.append(f"request {self._user + 1}: {self._over}")
         return Evidence(

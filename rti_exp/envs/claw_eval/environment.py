@@ -11,7 +11,7 @@ from typing import Any
 from rti_exp.envs.claw_eval.episode import ClawEpisode
 from rti_exp.envs.claw_eval.folders import read_folders, selected
 from rti_exp.envs.claw_eval.grading import Grader
-from rti_exp.envs.extras import require
+from rti_exp.envs.required_packages import require
 from rti_exp.types import Task
 
 INSTALL = "pip install 'rti-exp[claw]'"
@@ -37,7 +37,7 @@ class ClawEval:
 
     Raises:
         SettingsError: the extra is not installed.
-        ValueError: a value without sense, or no checkout.
+        ValueError: an invalid value, or `root` is not a checkout.
     """
 
     def __init__(

@@ -86,20 +86,20 @@ def selected(tasks: Sequence[Task], selection: Sequence[str]) -> list[Task]:
     Raises:
         ValueError: an id that is not there, or fewer than twenty hard tasks.
     """
-    wanted = list(selection)
-    if wanted == [ALL]:
+    selected = list(selection)
+    if selected == [ALL]:
         return list(tasks)
-    if wanted == [HARD20]:
+    if selected == [HARD20]:
         hard = [task for task in tasks if task.payload["node"].get("difficulty") == "hard" and not _chinese(task)]
         if len(hard) < 20:
             raise ValueError(f"env.selection=[hard20]: needs twenty hard English tasks, the checkout has {len(hard)}")
         hard.sort(key=lambda task: (-len(task.payload["node"]["services"]), task.id))
         return [_heldout(task) for task in hard[:20]]
     there = {task.id: task for task in tasks}
-    missing = [name for name in wanted if name not in there]
-    if missing or not wanted:
-        raise ValueError(f"env.selection={wanted}: must be [all], [hard20], or ids of tasks; unknown: {missing}")
-    return [there[name] for name in wanted]
+    missing = [name for name in selected if name not in there]
+    if missing or not selected:
+        raise ValueError(f"env.selection={selected}: must be [all], [hard20], or ids of tasks; unknown: {missing}")
+    return [there[name] for name in selected]
 
 
 def _heldout(task: Task) -> Task:

@@ -21,14 +21,14 @@ class Judge:
         self._output = output
 
     def evaluate(self, task_prompt: str, conversation: str, actions_summary: str, rubric: str) -> SimpleNamespace:
-        told = f"## Task\n{task_prompt}\n\n## Conversation\n{conversation}\n\n## Actions taken\n{actions_summary}"
-        return self._ask(told, rubric)
+        prompt = f"## Task\n{task_prompt}\n\n## Conversation\n{conversation}\n\n## Actions taken\n{actions_summary}"
+        return self._ask(prompt, rubric)
 
     def evaluate_actions(self, task_prompt: str, artifacts: str, rubric: str) -> SimpleNamespace:
         return self._ask(f"## Task\n{task_prompt}\n\n## Actions, from the services' own log\n{artifacts}", rubric)
 
-    def _ask(self, told: str, rubric: str) -> SimpleNamespace:
-        print(json.dumps({"told": str(told), "rubric": str(rubric)}), file=self._output, flush=True)
+    def _ask(self, prompt: str, rubric: str) -> SimpleNamespace:
+        print(json.dumps({"prompt": str(prompt), "rubric": str(rubric)}), file=self._output, flush=True)
         answer = json.loads(sys.stdin.readline() or "null")
         if answer is None:
             sys.exit(3)  # the parent has no verdict, and has said why
@@ -45,7 +45,7 @@ def main() -> None:
     from claw_eval.models.task import TaskDefinition  # pyright: ignore[reportMissingImports]
     from claw_eval.models.trace import ToolDispatch, TraceMessage  # pyright: ignore[reportMissingImports]
 
-    output, sys.stdout = sys.stdout, sys.stderr  # what a grader prints is no answer
+    output, sys.stdout = sys.stdout, sys.stderr  # a grader's prints are not an answer
     asked = json.loads(sys.stdin.readline())
     task = TaskDefinition.from_yaml(asked["task_file"])
     messages = [TraceMessage(trace_id="rti", message=Message(**message)) for message in asked["messages"]]
@@ -54,8 +54,10 @@ def main() -> None:
     scores = grader.grade(messages, dispatches, task, audit_data=asked["audit"], judge=Judge(output))
     score = compute_task_score(scores)
     names = ("completion", "robustness", "safety")
-    found = {name: float(getattr(scores, name)) for name in names}
-    print(json.dumps({"scores": found, "task_score": score, "passed": bool(is_pass(score))}), file=output, flush=True)
+    components = {name: float(getattr(scores, name)) for name in names}
+    print(
+        json.dumps({"scores": components, "task_score": score, "passed": bool(is_pass(score))}), file=output, flush=True
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The mock services of one episode: processes on loopback, at ports of their own."""
+"""The mock services of one episode: processes on loopback, each at a separate port."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ class Services:
 
     def _local(self, url: str) -> str:
         """The address with the port that the service has here."""
-        found = _PORT.search(url)
-        if found is None or int(found.group(2)) not in self._ports:
+        match = _PORT.search(url)
+        if match is None or int(match.group(2)) not in self._ports:
             raise InfrastructureError(f"{url}: must be at localhost and the port of one of the task's services")
-        return _PORT.sub(f"//127.0.0.1:{self._ports[int(found.group(2))]}", url, count=1)
+        return _PORT.sub(f"//127.0.0.1:{self._ports[int(match.group(2))]}", url, count=1)
 
     def call(self, tool: str, arguments: Mapping[str, Any]) -> Answer:
         """What the tool's endpoint answers, whatever its status."""
@@ -107,17 +107,17 @@ class Services:
 
     def audit(self) -> dict[str, Any]:
         """What each service has noted of the calls to it, by its name."""
-        found = {}
+        bodies = {}
         for service in self._node["services"]:
             reset = service.get("reset_endpoint")
             if not reset:
                 continue
             try:
                 url = self._local(reset.removesuffix("/reset") + "/audit")
-                found[service["name"]] = _request(url, "GET", None, self._seconds).body
+                bodies[service["name"]] = _request(url, "GET", None, self._seconds).body
             except OSError as error:
                 raise InfrastructureError(f"service {service['name']} gives no audit: {error}") from error
-        return found
+        return bodies
 
 
 def _request(url: str, method: str, body: Any, seconds: float, headers: Mapping[str, str] | None = None) -> Answer:

@@ -10,12 +10,12 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
-from rti_exp.envs.extras import require
-from rti_exp.envs.judging import JudgeModel
+from rti_exp.envs.judge_model import JudgeModel
 from rti_exp.envs.mcp.episode import EpisodeSettings, McpEpisode
 from rti_exp.envs.mcp.judge import Judge
 from rti_exp.envs.mcp.session import McpSession, ServerSpec
 from rti_exp.envs.mcp.task_file import needs_judge, read_tasks
+from rti_exp.envs.required_packages import require
 from rti_exp.types import Task
 
 INSTALL = "pip install 'rti-exp[mcp]'"
@@ -31,7 +31,7 @@ class Mcp:
         headers: header -> name of the environment variable that holds its value, for `url`.
         tasks_file: a JSONL file, or `builtin:navigation`.
         shared: whether all episodes use one connection; right for servers that only look up. Otherwise each
-            episode has its own, and over stdio a server process of its own.
+            episode has its own connection, and over stdio a separate server process.
         state_tool: a tool without arguments that tells the server's whole state; hidden from the policy.
         hidden_tools: further tools that the policy may not use.
         partial_reward: the share of conditions that are met as reward, instead of all or nothing.
@@ -44,7 +44,7 @@ class Mcp:
 
     Raises:
         SettingsError: the extra is not installed.
-        ValueError: a value without sense, or a task file that is none.
+        ValueError: an invalid value, or an invalid task file.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Mcp:
             raise ValueError(
                 f"env.judge=null: must be a model's settings, task {judged[0].id!r} has a judge's condition"
             )
-        require("mcp", purpose="env=mcp", install=INSTALL)
+        require(("mcp",), purpose="env=mcp", install=INSTALL)
         model = judge_model if judge is None else _judge_model(judge)
         self._judge = None if model is None else Judge(model=model, retries=judge_retries)
         self._shared = shared

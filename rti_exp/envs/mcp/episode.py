@@ -49,10 +49,10 @@ class McpEpisode:
 
     def _check_tools(self) -> None:
         names = {tool["name"] for tool in self._session.tools}
-        wanted = {*self._settings.hidden_tools, *([self._settings.state_tool] if self._settings.state_tool else [])}
-        if not wanted <= names:
+        required = {*self._settings.hidden_tools, *([self._settings.state_tool] if self._settings.state_tool else [])}
+        if not required <= names:
             raise InfrastructureError(
-                f"the MCP server has no tool {sorted(wanted - names)[0]!r}; it has {sorted(names)}"
+                f"the MCP server has no tool {sorted(required - names)[0]!r}; it has {sorted(names)}"
             )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from rti_exp.envs.judging import JudgeModel, Referee, json_object
+from rti_exp.envs.judge_model import JudgeModel, Referee, json_object
 from rti_exp.types import Message
 
 INSTRUCTIONS = (
@@ -15,14 +15,14 @@ INSTRUCTIONS = (
 
 
 class Judge:
-    """Asks `model` whether a conversation meets a condition; `rti_exp.envs.judging.Referee` has the rules."""
+    """Asks `model` whether a conversation meets a condition; `rti_exp.envs.judge_model.Referee` has the rules."""
 
     def __init__(self, model: JudgeModel, *, retries: int = 2, max_tokens: int = 1024) -> None:
         self._ask = Referee(
             model,
             instructions=INSTRUCTIONS,
             read=read_verdict,
-            wanted="verdict",
+            verdict_name="verdict",
             retries=retries,
             max_tokens=max_tokens,
         )
@@ -32,8 +32,8 @@ class Judge:
         Raises:
             InfrastructureError: the model cannot be reached, or gave no verdict.
         """
-        told = "\n\n".join(f"[{message.role}]\n{_shown(message)}" for message in conversation)
-        return self._ask(f"The conversation:\n\n{told}\n\n[end of the conversation]\n\nThe condition: {question}")
+        transcript = "\n\n".join(f"[{message.role}]\n{_shown(message)}" for message in conversation)
+        return self._ask(f"The conversation:\n\n{transcript}\n\n[end of the conversation]\n\nThe condition: {question}")
 
 
 def _shown(message: Message) -> str:

@@ -83,8 +83,8 @@ class AnswerNumber:
     tolerance: float = 0.0
 
     def met(self, record: Record) -> bool:
-        found = _NUMBER.findall(_THOUSANDS.sub("", record.answer or ""))
-        return bool(found) and abs(float(found[-1]) - self.value) <= self.tolerance
+        numbers = _NUMBER.findall(_THOUSANDS.sub("", record.answer or ""))
+        return bool(numbers) and abs(float(numbers[-1]) - self.value) <= self.tolerance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

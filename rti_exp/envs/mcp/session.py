@@ -1,7 +1,7 @@
-"""A connection to an MCP server, from plain functions, each call bounded in time.
+"""A connection to an MCP server for synchronous callers; each call is bounded in time.
 
-A session lives in a task on the event loop of a thread of its own: the SDK's contexts must be left by the task that
-entered them. A server that is started over stdio ends when its standard input does, and so with this process.
+A session lives in a task on the event loop of a separate thread: the SDK's contexts must be left by the task that
+entered them. A server started over stdio ends when its standard input closes, and therefore with this process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mcp import ClientSession  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
 BASE_ENVIRONMENT = ("PYTHONPATH", "VIRTUAL_ENV", "JAVA_HOME", "NODE_PATH")
-"""Variables that a server gets besides the SDK's own choice (PATH, HOME, ...) and those that the config names."""
+"""Variables that a server gets in addition to the SDK's choice (PATH, HOME, ...) and those that the config names."""
 MAX_PAGES = 100
 """Of a server's list of tools."""
 CLOSE_SECONDS = 10.0
@@ -50,14 +50,14 @@ class ServerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolAnswer:
-    """`failed` is what the server says of it: a wrong argument, nothing found; no broken connection."""
+    """`failed` means that the server reports an error, such as a wrong argument; the connection is intact."""
 
     text: str
     failed: bool
 
 
 class McpSession:
-    """One connection; for stdio one server process of its own. It is closed when nothing refers to it any more.
+    """One connection; over stdio with a separate server process. It is closed when nothing refers to it any more.
 
     Raises:
         InfrastructureError: the server does not start in time.
@@ -83,12 +83,12 @@ class McpSession:
         return run(self._connection.call(name, arguments))
 
     def close(self) -> None:
-        """End the connection, and the server that was started for it; waits for that, but not for ever."""
+        """End the connection, and the server that was started for it; waits up to CLOSE_SECONDS."""
         run(self._connection.close())
 
 
 class _Connection:
-    """A session's life on the event loop; used there only, but for `close_soon`."""
+    """A session's life on the event loop; used only there, except for `close_soon`."""
 
     def __init__(self, server: ServerSpec) -> None:
         self._server = server
@@ -102,7 +102,7 @@ class _Connection:
         try:
             return await asyncio.wait_for(asyncio.shield(ready), self._server.seconds)
         except TimeoutError:
-            raise self._given_up(f"did not start within {self._server.seconds:g} s") from None
+            raise self._abandon(f"did not start within {self._server.seconds:g} s") from None
 
     async def _live(self, ready: asyncio.Future[tuple[Mapping[str, Any], ...]]) -> None:
         """The whole life: the SDK's contexts are entered and left here."""
@@ -114,17 +114,17 @@ class _Connection:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # groups of the SDK's tasks; the connection is over, whatever it was
-            self.broken = self.broken or _said(error)
+            self.broken = self.broken or _summary(error)
         finally:
             self.broken = self.broken or "the connection is closed"
             if not ready.done():
                 ready.set_exception(InfrastructureError(f"the MCP server did not start: {self.broken}"))
-                ready.exception()  # is told where the session is made, or nobody waits any more
+                ready.exception()  # mark as retrieved: the waiter may have timed out
 
-    def _given_up(self, what: str) -> InfrastructureError:
-        self.broken = self.broken or what
+    def _abandon(self, reason: str) -> InfrastructureError:
+        self.broken = self.broken or reason
         self._task.cancel()
-        return InfrastructureError(f"the MCP server {what}")
+        return InfrastructureError(f"the MCP server {reason}")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
         from mcp.shared.exceptions import MCPError  # pyright: ignore[reportMissingImports]
@@ -136,16 +136,16 @@ class _Connection:
         self._jobs.put_nowait(job)
         await asyncio.wait({job.answer, self._task}, timeout=self._server.seconds, return_when=asyncio.FIRST_COMPLETED)
         if not job.answer.done():
-            what = f"gave no answer to {name} within {self._server.seconds:g} s"
-            raise self._given_up(what if self.broken is None else f"is gone: {self.broken}")
+            timed_out = f"gave no answer to {name} within {self._server.seconds:g} s"
+            raise self._abandon(timed_out if self.broken is None else f"is gone: {self.broken}")
         try:
             result = job.answer.result()
         except MCPError as error:
             if error.code in (INVALID_PARAMS, METHOD_NOT_FOUND):
                 return ToolAnswer(text=f"Error: {error.message}", failed=True)
-            raise self._given_up(f"failed in {name}: {error.message}") from error
+            raise self._abandon(f"failed in {name}: {error.message}") from error
         except Exception as error:  # of the connection: the server's own errors are answers
-            raise self._given_up(f"failed in {name}: {_said(error)}") from error
+            raise self._abandon(f"failed in {name}: {_summary(error)}") from error
         return ToolAnswer(text=_text(result), failed=bool(result.is_error))
 
     async def close(self) -> None:
@@ -168,13 +168,13 @@ class _Job:
 
     async def do(self, session: ClientSession) -> None:
         try:
-            found = await session.call_tool(self.name, self.arguments)
-        except Exception as error:  # is told to who asked, and classified there
+            result = await session.call_tool(self.name, self.arguments)
+        except Exception as error:  # passed to the caller, which classifies it
             if not self.answer.done():
                 self.answer.set_exception(error)
             return
         if not self.answer.done():
-            self.answer.set_result(found)
+            self.answer.set_result(result)
 
 
 _open_connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
@@ -228,29 +228,29 @@ async def _http(server: ServerSpec, stack: contextlib.AsyncExitStack) -> AsyncIt
 async def _tools(session: ClientSession) -> tuple[Mapping[str, Any], ...]:
     from mcp_types import PaginatedRequestParams  # pyright: ignore[reportMissingImports]
 
-    found, cursor = [], None
+    tools, cursor = [], None
     for _ in range(MAX_PAGES):
         page = await session.list_tools(params=None if cursor is None else PaginatedRequestParams(cursor=cursor))
-        found += page.tools
+        tools += page.tools
         cursor = page.next_cursor
         if cursor is None:
             break
     return tuple(
         {"name": tool.name, "description": tool.description or "", "parameters": dict(tool.input_schema)}
-        for tool in found
+        for tool in tools
     )
 
 
 def _text(result: Any) -> str:
-    """A result as text; what is no text is named."""
+    """A result as text; parts of other types are replaced by their type."""
     parts = [part.text if part.type == "text" else f"[{part.type}]" for part in result.content]
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, sort_keys=True)
     return "\n".join(parts)
 
 
-def _said(error: BaseException) -> str:
-    """What the innermost errors of a group say."""
+def _summary(error: BaseException) -> str:
+    """The messages of the innermost errors of a group."""
     if isinstance(error, BaseExceptionGroup):
-        return "; ".join(itertools.islice(dict.fromkeys(_said(one) for one in error.exceptions), 3))
+        return "; ".join(itertools.islice(dict.fromkeys(_summary(inner) for inner in error.exceptions), 3))
     return f"{type(error).__name__}: {error}"

@@ -4,7 +4,7 @@
      "rubric": [{"check": "called", "tool": "plan_route", "arguments": {"to": "p12"}, "text": "a route to p12"}],
      "reference": "search, then plan_route to p12; 17 km"}
 
-`system` and `reference` may be left out; `family` is "mcp" without one.
+`system` and `reference` may be left out; `family` is "mcp" by default.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def read_tasks(name: str) -> list[Task]:
     """The tasks of a file, or of one that ships with the package (`BUILTIN`).
 
     Raises:
-        ValueError: there is no such file, or a line is no task; the message names the line.
+        ValueError: there is no such file, or a line is not a task; the message names the line.
     """
     path = BUILTIN.get(name, Path(name).expanduser())
     try:
@@ -74,7 +74,7 @@ def _task(node: Any) -> Task:
 def conditions_of(rubric: list[Any]) -> list[Condition]:
     """
     Raises:
-        ValueError: an item is no condition, or two have one name.
+        ValueError: an item is not a condition, or two have the same name.
     """
     conditions = [read_condition(node, number) for number, node in enumerate(rubric, start=1)]
     if len({condition.name for condition in conditions}) < len(conditions):

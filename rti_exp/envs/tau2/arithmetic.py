@@ -48,7 +48,7 @@ def _value(node: ast.expr) -> Any:
         if isinstance(node.op, ast.Pow):
             _check_power(left, right)
         return _BINARY[type(node.op)](left, right)
-    raise TypeError("The expression is no arithmetic")
+    raise TypeError("The expression is not arithmetic")
 
 
 def _check_power(base: Any, exponent: Any) -> None:

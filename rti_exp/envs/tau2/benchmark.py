@@ -1,12 +1,12 @@
 """The τ²-bench package: this module alone imports it, when a domain is asked for.
 
 Its database records, tools, policies, tasks, splits, prompts and evaluators are used as they are. What is put in
-their way, on each environment that is made here:
+their way, on each environment that is created here:
 
 - `calculate` is evaluated without `eval` (`rti_exp.envs.tau2.arithmetic`).
 - A new bill's id is derived from the state; the benchmark draws it at random, so that neither its own replay nor a
   fork would find it again.
-- A phone has VPN details of its own; the benchmark's are one object for all episodes, which some tasks break.
+- Each phone has separate VPN details; the benchmark's are one object for all episodes, which some tasks break.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rti_exp.envs.extras import require
+from rti_exp.envs.required_packages import require
 from rti_exp.envs.tau2.arithmetic import calculate
 from rti_exp.envs.tau2.records import fresh_copy
 
@@ -87,10 +87,10 @@ class Domain:
     def _copies(self) -> dict[str, Any]:
         """The database arguments of `get_environment`; read once, copied for each environment."""
         if not self._databases:
-            made = self._module.get_environment()
-            self._databases["db"] = made.tools.db
-            if made.user_tools is not None:
-                self._databases["user_db"] = made.user_tools.db
+            environment = self._module.get_environment()
+            self._databases["db"] = environment.tools.db
+            if environment.user_tools is not None:
+                self._databases["user_db"] = environment.user_tools.db
         return {name: fresh_copy(database) for name, database in self._databases.items()}
 
     @functools.cached_property
@@ -107,9 +107,9 @@ class Domain:
     def tools(self, side: str) -> tuple[Mapping[str, Any], ...]:
         """Schemas of the tools of the "agent", of the "user", or of an agent on its own ("solo"), as JSON-schema
         functions."""
-        made = self.environment()
-        agent = made.get_tools()
-        user = made.get_user_tools() if made.user_tools is not None else []
+        environment = self.environment()
+        agent = environment.get_tools()
+        user = environment.get_user_tools() if environment.user_tools is not None else []
         if side == "solo":
             as_tool = importlib.import_module("tau2.environment.tool").as_tool
             agent = [*agent, *user, as_tool(_done)]
@@ -186,7 +186,7 @@ def _texts(path: str) -> Mapping[str, str]:
     """The text constants of a module of the package, read from its source: to import it would need its LLM client."""
     folder = Path(importlib.import_module("tau2").__file__ or "").parent
     tree = ast.parse((folder / path).read_text(encoding="utf-8"))
-    found: dict[str, str] = {}
+    constants: dict[str, str] = {}
     for node in tree.body:
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
             continue
@@ -194,5 +194,5 @@ def _texts(path: str) -> Mapping[str, str]:
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "strip":
             value, stripped = value.func.value, True
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            found[node.targets[0].id] = value.value.strip() if stripped else value.value
-    return found
+            constants[node.targets[0].id] = value.value.strip() if stripped else value.value
+    return constants

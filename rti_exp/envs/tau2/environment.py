@@ -33,11 +33,11 @@ class Tau2:
         max_turns: Assistant turns an episode may take.
         max_steps: The benchmark's limit: each message, and each answer to tool calls, is a step.
         max_errors: The benchmark's limit of failed tool calls, the user's included.
-        policy_in_evidence: Whether the roles are told the domain's policy again. It stands in the system message,
+        policy_in_evidence: Whether the evidence repeats the domain policy. The system message contains the policy,
             which the roles see with the rest of the conversation, if the policy's renderer shows system messages.
 
     Raises:
-        SettingsError: an option without sense, or the benchmark is not installed.
+        SettingsError: an invalid option, or the benchmark is not installed.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Tau2:
         return self._domain.name if kind is None else kind[1]
 
     def start(self, task: Task) -> Tau2Episode:
-        found = self._domain.tasks[task.payload["task"]]
-        return Tau2Episode(self._domain, task, found, self.user_of(found), self._rules)
+        tau2_task = self._domain.tasks[task.payload["task"]]
+        return Tau2Episode(self._domain, task, tau2_task, self.user_of(tau2_task), self._rules)
 
     def user_of(self, task: Any) -> User | None:
         """Who plays the user of a task of the benchmark's; None in solo mode."""
@@ -121,14 +121,14 @@ class Tau2:
 
 def scenario(task: Any) -> Scenario:
     """What the user of a task knows."""
-    told = task.user_scenario.instructions
-    if isinstance(told, str):
-        return Scenario(whole=str(task.user_scenario), reason=told)
+    instructions = task.user_scenario.instructions
+    if isinstance(instructions, str):
+        return Scenario(whole=str(task.user_scenario), reason=instructions)
     return Scenario(
         whole=str(task.user_scenario),
-        reason=told.reason_for_call,
-        known=told.known_info or "",
-        instructions=told.task_instructions,
+        reason=instructions.reason_for_call,
+        known=instructions.known_info or "",
+        instructions=instructions.task_instructions,
     )
 
 

@@ -34,7 +34,7 @@ class Rules:
 class Tau2Episode:
     """One attempt at one task. The state is the benchmark's environment and the transcript that led to it.
 
-    A turn with tool calls is carried out and answered by the tools, text beside the calls reaches nobody; a turn of
+    A turn with tool calls is carried out and answered by the tools, text next to the calls is not delivered; a turn of
     text goes to the user, who may use tools before answering. What cannot be read as a turn of either kind is
     answered with an error, is in no transcript, and counts as a step and an error.
 
@@ -141,15 +141,15 @@ class Tau2Episode:
         return (Message(role="tool", content=f"Error: {why}"),)
 
     def _call(self, message: Message) -> tuple[Message, ...]:
-        made = self._domain.message
+        types = self._domain.message
         if self._user is None and any(call.name == STOP_FUNCTION for call in message.tool_calls):
-            self._transcript.append(made.AssistantMessage(role="assistant", content=STOP_TOKEN))
+            self._transcript.append(types.AssistantMessage(role="assistant", content=STOP_TOKEN))
             self._steps += 1
             self._ending = "agent_stop"
             self._check_limits()
             return ()
         calls = self._benchmark_calls(message.tool_calls, "assistant")
-        self._transcript.append(made.AssistantMessage(role="assistant", tool_calls=calls))
+        self._transcript.append(types.AssistantMessage(role="assistant", tool_calls=calls))
         answers = self._answered(calls)
         return tuple(Message(role="tool", content=answer.content or "") for answer in answers)
 
@@ -187,17 +187,17 @@ class Tau2Episode:
     def _ask_user(self) -> tuple[Message, ...]:
         """The user's tool calls are carried out until the user says something, which the agent gets to see."""
         assert self._user is not None
-        made = self._domain.message
+        types = self._domain.message
         for _ in range(MAX_USER_CALLS):
             said = self._user.say(self._seen_by_user())
             if not said.calls:
-                self._transcript.append(made.UserMessage(role="user", content=said.text))
+                self._transcript.append(types.UserMessage(role="user", content=said.text))
                 self._steps += 1
                 self._ending = "user_stop" if said.ends else None
                 self._check_limits()
                 return (Message(role="user", content=said.text),)
             calls = self._benchmark_calls(said.calls, "user")
-            self._transcript.append(made.UserMessage(role="user", tool_calls=calls))
+            self._transcript.append(types.UserMessage(role="user", tool_calls=calls))
             self._answered(calls)
             if self._ending is not None:
                 return ()
@@ -236,8 +236,8 @@ class Tau2Episode:
         return evidence(level, self._task, self._scored(), ending=self._ending, policy=policy)
 
     def state_hash(self) -> str:
-        made = [message.model_dump(exclude={"timestamp", "turn_idx"}) for message in self._transcript]
-        state = [self._world_task.id, self._turns, self._steps, self._errors, self._ending, self._unread, made]
+        dumps = [message.model_dump(exclude={"timestamp", "turn_idx"}) for message in self._transcript]
+        state = [self._world_task.id, self._turns, self._steps, self._errors, self._ending, self._unread, dumps]
         digest = hashlib.blake2b(json.dumps(state, sort_keys=True, default=str).encode(), digest_size=8)
         for kit in (self._environment.tools, self._environment.user_tools):
             if kit is not None:

@@ -11,11 +11,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One thing to do with the phone. `wanted` says in which position a switch shall be; None: just call the tool."""
+    """One thing to do with the phone. `position` is the switch's target position; None: just call the tool."""
 
     tool: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    wanted: bool | None = None
+    position: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,16 +119,16 @@ def requests(text: str, tools: Collection[str]) -> list[Request]:
 
     Statements of what the agent itself did or may do, and what it says not to do, ask for nothing.
     """
-    found: list[Request] = []
+    matches: list[Request] = []
     for clause in _CLAUSES.split(text):
         if clause is None or not clause.strip():
             continue
         named = [_named(match) for match in _CALL.finditer(clause) if match[1] in tools]
         if named:
-            found += named
+            matches += named
         elif _NOT_ASKED.search(clause) is None:
-            found += _read(clause)
-    return _without_repeats(found)
+            matches += _read(clause)
+    return _without_repeats(matches)
 
 
 def asks_whether_it_works(text: str) -> bool:
@@ -136,8 +136,8 @@ def asks_whether_it_works(text: str) -> bool:
     return _WORKS.search(text) is not None
 
 
-def _without_repeats(found: list[Request]) -> list[Request]:
-    return [one for place, one in enumerate(found) if place == 0 or one != found[place - 1]]
+def _without_repeats(matches: list[Request]) -> list[Request]:
+    return [one for place, one in enumerate(matches) if place == 0 or one != matches[place - 1]]
 
 
 def _named(match: re.Match[str]) -> Request:
@@ -178,16 +178,16 @@ def _permissions(text: str) -> list[Request]:
 
 
 def _switched(text: str) -> list[Request]:
-    found: list[tuple[int, Request]] = []
+    matches: list[tuple[int, Request]] = []
     rest = text
     turning = re.search(_TURNING, text) is not None and re.search(_LOOKING, text) is None
-    wanted = False if re.search(_OFF, text) else True if re.search(_ON, text) else None
+    position = False if re.search(_OFF, text) else True if re.search(_ON, text) else None
     for switch in SWITCHES:
         match = re.search(switch.words, rest)
         if match is None:
             continue
         # "wi-fi calling" is no "wi-fi", "data saver" no "data".
         rest = rest[: match.start()] + " " * len(match[0]) + rest[match.end() :]
-        toggled = Request(tool=switch.toggle, wanted=wanted)
-        found.append((match.start(), toggled if turning else Request(tool=switch.check)))
-    return [request for _, request in sorted(found, key=lambda one: one[0])]
+        toggled = Request(tool=switch.toggle, position=position)
+        matches.append((match.start(), toggled if turning else Request(tool=switch.check)))
+    return [request for _, request in sorted(matches, key=lambda one: one[0])]

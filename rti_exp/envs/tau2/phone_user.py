@@ -79,19 +79,19 @@ class PhoneUser:
 
     def _reply(self, asked: str, results: _Results, seen: Sequence[Message]) -> str:
         """What to say; raises `_Needed` as long as a tool has to be called for it."""
-        told: list[str] = []
+        texts: list[str] = []
         changed = False
         for request in requests(asked, self.tools):
             text, done = _carried_out(request, results)
-            told.append(text)
+            texts.append(text)
             changed = changed or done
         if changed or asks_whether_it_works(asked):
             shown = results.of(ToolCall(name=self.goal.tool, arguments={}))
             if self.goal.met(shown):
                 return f"It works now, thank you. {STOP}"
-            told.append(f"The problem is still there. {shown}")
-        if told:
-            return "\n".join(told)
+            texts.append(f"The problem is still there. {shown}")
+        if texts:
+            return "\n".join(texts)
         if _idle(seen) >= ENOUGH:
             return f"I will try again another time. {STOP}"
         if "?" in asked:
@@ -118,12 +118,12 @@ class _Results:
 def _carried_out(request: Request, results: _Results) -> tuple[str, bool]:
     """(what to tell, whether something may have changed)."""
     switch = _BY_TOGGLE.get(request.tool)
-    if switch is not None and request.wanted is not None:
+    if switch is not None and request.position is not None:
         shown = results.of(ToolCall(name=switch.check, arguments={}))
-        if (switch.shows_on in shown) is request.wanted:
+        if (switch.shows_on in shown) is request.position:
             return f"That is how it is already. {shown}", False
-    told = results.of(ToolCall(name=request.tool, arguments=dict(request.arguments)))
-    return told, request.tool.startswith(_CHANGING)
+    result = results.of(ToolCall(name=request.tool, arguments=dict(request.arguments)))
+    return result, request.tool.startswith(_CHANGING)
 
 
 def _idle(seen: Sequence[Message]) -> int:

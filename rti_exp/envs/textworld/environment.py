@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 
 from rti_exp.config.settings import SettingsError
-from rti_exp.envs.extras import require
+from rti_exp.envs.required_packages import require
 from rti_exp.envs.textworld.episode import TextWorldEpisode
 from rti_exp.envs.textworld.games import GAMES
 from rti_exp.types import Task
@@ -33,7 +33,7 @@ class TextWorldExpress:
 
     Raises:
         SettingsError: the package or Java is not installed.
-        ValueError: a value without sense. A game's parameters are checked by the game, when it starts.
+        ValueError: an invalid value. A game's parameters are checked by the game, when it starts.
     """
 
     def __init__(

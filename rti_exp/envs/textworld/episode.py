@@ -73,11 +73,11 @@ class TextWorldEpisode:
         """
         if level == "none":
             return Evidence(level=level)
-        found = solution(self._spec, self._seconds)
-        done, many = Counter(self._scored), len(found.milestones)
+        game_solution = solution(self._spec, self._seconds)
+        done, many = Counter(self._scored), len(game_solution.milestones)
         rubric: list[str] = []
         failed: list[str] = []
-        for number, command in enumerate(found.milestones, start=1):
+        for number, command in enumerate(game_solution.milestones, start=1):
             rubric.append(f"scoring step {number} of {many}")
             if done[command]:
                 done[command] -= 1
@@ -89,7 +89,7 @@ class TextWorldEpisode:
             level=level,
             rubric=tuple(rubric),
             failed=tuple(failed),
-            reference="; ".join(found.commands) if level == "reference" else None,
+            reference="; ".join(game_solution.commands) if level == "reference" else None,
         )
 
     def state_hash(self) -> str:

@@ -1,4 +1,4 @@
-"""One game: its specification, its live instance in the Java process, and what its own solution tells of the goal."""
+"""One game: its specification, its live instance in the Java process, and its solution's conditions."""
 
 from __future__ import annotations
 
@@ -83,17 +83,17 @@ class Game:
             _owners[self.spec] = self
 
     def _read(self, function: Any) -> View:
-        found = json.loads(self._process.call(function))
-        if "observation" not in found:
-            raise InfrastructureError(f"the game {self.spec.name} answered {found}")
+        reply = json.loads(self._process.call(function))
+        if "observation" not in reply:
+            raise InfrastructureError(f"the game {self.spec.name} answered {reply}")
         return View(
-            observation=found["observation"].strip(),
-            look=found["look"].strip(),
-            inventory=found["inventory"].strip(),
-            commands=tuple(sorted(found["validActions"])),
-            score=float(found["score"]),
-            won=bool(found["tasksuccess"]) or found["score"] >= 1.0,
-            lost=bool(found["taskfailure"]),
+            observation=reply["observation"].strip(),
+            look=reply["look"].strip(),
+            inventory=reply["inventory"].strip(),
+            commands=tuple(sorted(reply["validActions"])),
+            score=float(reply["score"]),
+            won=bool(reply["tasksuccess"]) or reply["score"] >= 1.0,
+            lost=bool(reply["taskfailure"]),
         )
 
     def step(self, command: str) -> View:
@@ -129,14 +129,14 @@ def _interface(process: java.JavaProcess, spec: GameSpec) -> Any:
         if refused:
             raise InfrastructureError(f"the game {spec.name} refused {spec.parameters!r}: {refused.strip()}")
         generators[key] = process.call(loader.gameGenerator)
-    made = process.call(new)
-    process.call(lambda: getattr(made, "gameGenerator_$eq")(generators[key]))
-    return made
+    generator = process.call(new)
+    process.call(lambda: getattr(generator, "gameGenerator_$eq")(generators[key]))
+    return generator
 
 
 @functools.lru_cache(maxsize=4096)
 def solution(spec: GameSpec, seconds: float) -> Solution:
-    """The package's own solution, without its detours.
+    """The package's solution, without its detours.
 
     Raises:
         InfrastructureError: Java broke, or the solution does not win.
@@ -154,7 +154,7 @@ def solution(spec: GameSpec, seconds: float) -> Solution:
             gains = zip(tried, scores, scores[1:], strict=False)
             milestones = tuple(command for command, before, after in gains if after > before)
             return Solution(commands=tuple(tried), milestones=milestones)
-    raise InfrastructureError(f"the package's own solution of {spec} does not win")
+    raise InfrastructureError(f"the package's solution of {spec} does not win")
 
 
 def _direct(spec: GameSpec, commands: Sequence[str], seconds: float) -> list[str]:

@@ -59,7 +59,7 @@ class JavaProcess:
             raise
         self._seconds = seconds
         self.unused: list[Any] = []
-        """Objects that nothing here refers to any more; the process is told at the next occasion."""
+        """Objects that are no longer referenced here; the Java process drops them with the next call."""
 
     def _port(self) -> int:
         """The number that the process prints when it listens.
@@ -99,8 +99,8 @@ class JavaProcess:
             waited = time.monotonic() - began
             ended = self.process.poll()
             self.kill()
-            told = f"gave no answer within {waited:.1f} s" if ended is None else f"ended with exit code {ended}"
-            raise InfrastructureError(f"the games' Java process {told}") from error
+            reason = f"gave no answer within {waited:.1f} s" if ended is None else f"ended with exit code {ended}"
+            raise InfrastructureError(f"the games' Java process {reason}") from error
 
     def forget_unused(self) -> None:
         while self.unused:
@@ -140,9 +140,9 @@ def running(seconds: float) -> JavaProcess:
     """
     global _rest_until
     with _lock:
-        found = _running.get(os.getpid())
-        if found is not None and found.alive:
-            return found
+        process = _running.get(os.getpid())
+        if process is not None and process.alive:
+            return process
         if time.monotonic() < _rest_until:
             raise InfrastructureError("java did not start a moment ago")
         try:
@@ -158,6 +158,6 @@ def running(seconds: float) -> JavaProcess:
 @atexit.register
 def close() -> None:
     """End this Python process's Java process, if there is one."""
-    found = _running.pop(os.getpid(), None)
-    if found is not None:
-        found.kill()
+    process = _running.pop(os.getpid(), None)
+    if process is not None:
+        process.kill()

@@ -20,7 +20,7 @@ State = dict[str, Any]
 
 
 class ToolError(Exception):
-    """A tool was used wrongly; the text goes to the agent and the episode goes on."""
+    """A tool was used wrongly; the agent gets the text and the episode continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

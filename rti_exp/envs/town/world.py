@@ -140,8 +140,8 @@ class TownEpisode:
         payload = self._task.payload
         name, text = self._family.goal(payload)
         settled = self._state.get("settled") == payload["goal"]
-        told = _numbers(self._answer or "") == [payload["confirmation"]]
-        return [(name, text, settled), ("report", f"report {payload['confirmation']}", settled and told)]
+        reported = _numbers(self._answer or "") == [payload["confirmation"]]
+        return [(name, text, settled), ("report", f"report {payload['confirmation']}", settled and reported)]
 
     def _tool_answer(self, text: str) -> StepResult:
         return StepResult(observations=(Message(role="tool", content=text),), done=False)

@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 from rti_exp.config.settings import SettingsError
-from rti_exp.envs.extras import require
+from rti_exp.envs.required_packages import require
 from rti_exp.envs.verifiers.episode import VerifiersEpisode
 from rti_exp.envs.verifiers.scoring import record_errors
 from rti_exp.types import Task
@@ -25,7 +25,7 @@ class Verifiers:
     Args:
         name: an installed environment, or a module on the Python path with `load_environment`.
         arguments: its keyword arguments.
-        heldout_every: where it has no evaluation set of its own: one row of so many is held out.
+        heldout_every: without a separate evaluation set, one row in this many is held out.
         train_tasks: rows of each split at most; null: all.
         heldout_tasks: the same of the held-out ones.
         max_turns: assistant turns an episode may take; the environment's own limit holds too.
@@ -33,7 +33,7 @@ class Verifiers:
 
     Raises:
         SettingsError: the extra is not installed, or the environment cannot be loaded or taken turn by turn.
-        ValueError: a value without sense.
+        ValueError: an invalid value.
     """
 
     def __init__(

@@ -89,12 +89,12 @@ class VerifiersEpisode:
         """The reward functions that count, and those below 1; the row's `answer` at level "reference"."""
         if level == "none":
             return Evidence(level=level)
-        told = conditions(self._world.rubric)
+        texts = conditions(self._world.rubric)
         over = self._rollout.prompt is None
-        failed = unmet(told, self._rollout.state["metrics"] or {} if over else None)
+        failed = unmet(texts, self._rollout.state["metrics"] or {} if over else None)
         answer = self._task.payload["row"].get("answer")
         reference = str(answer) if level == "reference" and answer not in (None, "") else None
-        return Evidence(level=level, rubric=tuple(told.values()), failed=tuple(failed), reference=reference)
+        return Evidence(level=level, rubric=tuple(texts.values()), failed=tuple(failed), reference=reference)
 
     def state_hash(self) -> str:
         """Over all that was said, and what the environment keeps in the rollout's state."""
@@ -117,9 +117,9 @@ def _ours(message: Any) -> Message:
     Raises:
         InfrastructureError: it has a content that is not text.
     """
-    made = message if isinstance(message, Mapping) else message.model_dump()
-    calls = tuple(ToolCall(name=one["name"], arguments=_arguments(one)) for one in made.get("tool_calls") or ())
-    return Message(role=ROLES.get(made["role"], "user"), content=_text(made.get("content")), tool_calls=calls)  # pyright: ignore[reportArgumentType]
+    fields = message if isinstance(message, Mapping) else message.model_dump()
+    calls = tuple(ToolCall(name=call["name"], arguments=_arguments(call)) for call in fields.get("tool_calls") or ())
+    return Message(role=ROLES.get(fields["role"], "user"), content=_text(fields.get("content")), tool_calls=calls)  # pyright: ignore[reportArgumentType]
 
 
 def _arguments(call: Mapping[str, Any]) -> dict[str, Any]:

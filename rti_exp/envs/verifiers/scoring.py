@@ -34,8 +34,8 @@ def _recording(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     async def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            found = function(*args, **kwargs)
-            return await found if inspect.isawaitable(found) else found
+            value = function(*args, **kwargs)
+            return await value if inspect.isawaitable(value) else value
         except Exception as error:
             ERRORS.get([]).append(f"{getattr(function, '__name__', function)}: {type(error).__name__}: {error}")
             raise
@@ -44,19 +44,19 @@ def _recording(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def conditions(rubric: Any) -> dict[str, str]:
-    """Name -> what the roles are told of a reward function that counts: its name, its docstring's first line."""
-    told: dict[str, str] = {}
+    """Name -> the text that the roles see for a reward function that counts: its name, its docstring's first line."""
+    texts: dict[str, str] = {}
     for one in rubrics_of(rubric):
         for function, weight in zip(one.funcs, one.weights, strict=True):
             if weight > 0:
                 name = getattr(function, "__name__", "reward")
                 line = (inspect.getdoc(function) or "").partition("\n")[0].strip()
-                told[name] = f"{name}: {line}" if line else name
-    return told
+                texts[name] = f"{name}: {line}" if line else name
+    return texts
 
 
-def unmet(told: Mapping[str, str], metrics: Mapping[str, float] | None) -> list[str]:
+def unmet(texts: Mapping[str, str], metrics: Mapping[str, float] | None) -> list[str]:
     """The conditions that are not wholly met; all of them before the end."""
     if metrics is None:
-        return list(told.values())
-    return [f"{text} (it is {metrics[name]:g})" for name, text in told.items() if metrics.get(name, 0.0) < 1.0]
+        return list(texts.values())
+    return [f"{text} (it is {metrics[name]:g})" for name, text in texts.items() if metrics.get(name, 0.0) < 1.0]

@@ -45,20 +45,20 @@ def saw(text: str) -> Message:
     [
         ("Please run a speed test.", [Request(tool="run_speed_test")]),
         ("Call `run_speed_test` please", [Request(tool="run_speed_test")]),
-        ("Turn airplane mode off.", [Request(tool="toggle_airplane_mode", wanted=False)]),
-        ("Could you turn on your mobile data?", [Request(tool="toggle_data", wanted=True)]),
+        ("Turn airplane mode off.", [Request(tool="toggle_airplane_mode", position=False)]),
+        ("Could you turn on your mobile data?", [Request(tool="toggle_data", position=True)]),
         ("Please toggle airplane mode.", [Request(tool="toggle_airplane_mode")]),
-        ("Make sure that data roaming is enabled.", [Request(tool="toggle_roaming", wanted=True)]),
+        ("Make sure that data roaming is enabled.", [Request(tool="toggle_roaming", position=True)]),
         ("Is airplane mode on?", [Request(tool="check_network_status")]),
         ("Check whether Wi-Fi calling is turned on.", [Request(tool="check_wifi_calling_status")]),
-        ("Disable Data Saver mode.", [Request(tool="toggle_data_saver_mode", wanted=False)]),
+        ("Disable Data Saver mode.", [Request(tool="toggle_data_saver_mode", position=False)]),
         (
             "Turn off Wi-Fi calling and then turn on mobile data",
-            [Request(tool="toggle_wifi_calling", wanted=False), Request(tool="toggle_data", wanted=True)],
+            [Request(tool="toggle_wifi_calling", position=False), Request(tool="toggle_data", position=True)],
         ),
         (
             "Enable mobile data and roaming.",
-            [Request(tool="toggle_data", wanted=True), Request(tool="toggle_roaming", wanted=True)],
+            [Request(tool="toggle_data", position=True), Request(tool="toggle_roaming", position=True)],
         ),
         ("Remove and re-insert your SIM card.", [Request(tool="reseat_sim_card")]),
         (
@@ -87,7 +87,7 @@ def saw(text: str) -> Message:
         ("I have enabled roaming on your line.", []),
         ("Do not turn off mobile data.", []),
         ("Would you like me to enable roaming?", []),
-        ("I need you to turn on roaming.", [Request(tool="toggle_roaming", wanted=True)]),
+        ("I need you to turn on roaming.", [Request(tool="toggle_roaming", position=True)]),
         ("Hello, what is your name?", []),
     ],
 )

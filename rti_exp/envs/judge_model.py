@@ -1,4 +1,4 @@
-"""A judge model, asked for one JSON object. What it fails to give is the infrastructure's failure, never a 0."""
+"""A judge model that answers with one JSON object. A missing verdict is an infrastructure failure, never a 0."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ T = TypeVar("T")
 
 
 class JudgeModel(Protocol):
-    """What is needed of a model: `rti_exp.engines.remote.ChatModel` has it."""
+    """The interface of a judge; `rti_exp.engines.remote.ChatModel` implements it."""
 
     def reply(self, messages: Sequence[Message], *, temperature: float, max_tokens: int, seed: int | None) -> Any:
-        """An answer whose `message.content` is its text."""
+        """A reply with its text in `message.content`."""
         ...
 
 
 class Referee(Generic[T]):
-    """Asks `model`, and again with another seed for an answer that cannot be read, `retries` times.
+    """Asks `model` for a verdict. If the answer cannot be parsed, retries with another seed, up to `retries` times.
 
-    What it said of a text it is not asked again: the evidence for the roles then agrees with the reward.
+    Verdicts are cached by text, so that the evidence for the roles agrees with the reward.
 
     Args:
         instructions: the system message.
-        read: the verdict of an answer's text; None if it has none.
-        wanted: what a verdict is called in an error.
+        read: parses the verdict from an answer's text; None if there is no verdict.
+        verdict_name: the verdict's name in error messages.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Referee(Generic[T]):
         *,
         instructions: str,
         read: Callable[[str], T | None],
-        wanted: str,
+        verdict_name: str,
         retries: int,
         max_tokens: int,
     ) -> None:
         self._model = model
         self._instructions = instructions
         self._read = read
-        self._wanted = wanted
+        self._verdict_name = verdict_name
         self._retries = retries
         self._max_tokens = max_tokens
         self._verdicts: dict[str, T] = {}
@@ -54,8 +54,8 @@ class Referee(Generic[T]):
     def __call__(self, text: str) -> T:
         """
         Raises:
-            InfrastructureError: the model cannot be reached, or gave no verdict.
-            EngineUnusable: its endpoint refuses us (key, name, address); the job must end.
+            InfrastructureError: the model cannot be reached, or gives no verdict.
+            EngineUnusable: its endpoint refuses our requests (key, model name, address); the job must stop.
         """
         key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
         if key not in self._verdicts:
@@ -72,17 +72,17 @@ class Referee(Generic[T]):
                 )
             except EngineUnusable:
                 raise
-            except Exception as error:  # whatever a client raises: without a verdict there is no reward
+            except Exception as error:  # any client error: without a verdict there is no reward
                 raise InfrastructureError(f"the judge failed: {type(error).__name__}: {error}") from error
             answer = reply.message.content
             verdict = self._read(answer)
             if verdict is not None:
                 return verdict
-        raise InfrastructureError(f"the judge gave no {self._wanted}: {answer[:200]!r}")
+        raise InfrastructureError(f"the judge gave no {self._verdict_name}: {answer[:200]!r}")
 
 
 def json_object(text: str) -> dict[str, Any] | None:
-    """The JSON object that an answer is; thinking before it and a code fence around it are fine. None for others."""
+    """The answer's JSON object, or None. Thinking before it and a code fence around it are removed."""
     body = text.rpartition("</think>")[2].strip()
     if body.startswith("```") and body.endswith("```"):
         body = body[3:-3].removeprefix("json").strip()

@@ -1,7 +1,7 @@
 """The benchmark's check of one user turn: states of all APIs, and the answers of the reference's calls.
 
-`multi_turn_checker` of `bfcl-eval` walks over a whole conversation and executes it anew; here its two parts,
-`state_checker` and `response_checker`, are asked after each turn about the instances that the episode has anyway.
+`multi_turn_checker` of `bfcl-eval` executes a complete conversation again; here its two parts,
+`state_checker` and `response_checker`, check the episode's existing instances after each turn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rti_exp.envs.bfcl.backend import Backend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnCheck:
-    """`failure` is None where the turn is as it should be; it names no call and no value of the reference."""
+    """`failure` is None if the turn passed. It names no call and no value of the reference."""
 
     turn: int
     failure: str | None
@@ -24,7 +24,7 @@ class TurnCheck:
 def check_turn(
     turn: int, *, called: bool, answers: Sequence[str], backend: Backend, expected: Backend, expected_answers: list[str]
 ) -> TurnCheck | None:
-    """None for a turn in which there is nothing to do: the benchmark does not check it.
+    """None for a turn without reference calls, which the benchmark does not check.
 
     Args:
         turn: index of the user turn.
@@ -32,7 +32,7 @@ def check_turn(
         answers: answers to the policy's calls in this and all earlier turns.
         backend: the episode's APIs after the turn.
         expected: the reference's APIs after the turn.
-        expected_answers: answers to the reference's calls in this turn; empty where there is nothing to do.
+        expected_answers: answers to the reference's calls in this turn; may be empty.
     """
     from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import (  # pyright: ignore[reportMissingImports]
         response_checker,
