@@ -1,8 +1,7 @@
 """Executes notebooks from top to bottom: `python notebooks/execute.py NOTEBOOK [NOTEBOOK ...]`.
 
-Each outcome is one line. Exit code 0 if all ran, 1 if one raised, ran out of time or lost its kernel, 2 for
-a notebook that cannot be read or packages that are missing. Notebooks are not changed; `--output FOLDER`
-keeps the executed copies.
+Prints one line per notebook. Exit code 0 if all succeeded, 1 if one raised, timed out or lost its kernel, 2 if a
+notebook cannot be read or a package is missing. Notebooks are not changed; `--output FOLDER` keeps the executed copies.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from pathlib import Path
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description="Execute notebooks from top to bottom.")
-    found.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK")
-    found.add_argument("--timeout", type=int, default=300, metavar="SECONDS", help="for each cell (default: 300)")
-    found.add_argument("--output", type=Path, metavar="FOLDER", help="write the executed notebooks there")
-    return found
+    arguments = argparse.ArgumentParser(description="Execute notebooks from top to bottom.")
+    arguments.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK")
+    arguments.add_argument("--timeout", type=int, default=300, metavar="SECONDS", help="for each cell (default: 300)")
+    arguments.add_argument("--output", type=Path, metavar="FOLDER", help="write the executed notebooks there")
+    return arguments
 
 
 def first_line(text: str) -> str:
@@ -27,7 +26,7 @@ def first_line(text: str) -> str:
 
 
 def failure(error: Exception, timeout: int) -> str:
-    """One line for what nbclient raised."""
+    """One line for an exception of nbclient."""
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     if isinstance(error, CellTimeoutError):
@@ -40,10 +39,10 @@ def failure(error: Exception, timeout: int) -> str:
 
 
 def execute(path: Path, timeout: int, output: Path | None) -> str | None:
-    """Executes one notebook in its own folder; returns why it failed, or None.
+    """Executes one notebook in its folder; returns why it failed, or None.
 
     Raises:
-        ValueError, OSError: it cannot be read.
+        ValueError, OSError: the notebook cannot be read.
     """
     import nbformat
     from jupyter_client.kernelspec import NoSuchKernel
@@ -52,10 +51,10 @@ def execute(path: Path, timeout: int, output: Path | None) -> str | None:
 
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(notebook, timeout=timeout, resources={"metadata": {"path": str(path.parent)}})
-    known = (CellExecutionError, CellTimeoutError, DeadKernelError, CellControlSignal, NoSuchKernel, RuntimeError)
+    failures = (CellExecutionError, CellTimeoutError, DeadKernelError, CellControlSignal, NoSuchKernel, RuntimeError)
     try:
         client.execute()
-    except known as error:
+    except failures as error:
         return failure(error, timeout)
     finally:
         if output is not None:

@@ -1,4 +1,4 @@
-"""Writes synthetic studies, through `rti_exp.runs`, whose numbers are known."""
+"""Synthetic studies with known numbers, written through `rti_exp.runs`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def config(delta: float, seed: int, **extra: Any) -> dict[str, Any]:
 
 
 def evaluation(iteration: int, successes: Mapping[str, int], samples: int = 8) -> dict[str, Any]:
-    """An eval row; the family of a task is its id's part before the slash."""
+    """An eval row. The family of a task is the part of its id before the slash."""
     tasks = [
         {"task_id": task, "family": task.partition("/")[0], "samples": samples, "successes": count}
         for task, count in successes.items()
@@ -99,7 +99,7 @@ def write_run(
     state: str = "done",
     error: BaseException | None = None,
 ) -> Path:
-    """One run directory, written the way a run writes it."""
+    """One run directory, as a run writes it."""
     directory = study_dir / run_key(settings)
     run = Run.open(
         directory,
@@ -119,7 +119,7 @@ def write_run(
 
 
 def write_arm_run(study_dir: Path, delta: float, seed: int, final: Sequence[int], **extra: Any) -> Path:
-    """A run of two iterations and four held-out tasks; `final` are the successes out of 8 at the end."""
+    """A run of two iterations and four held-out tasks; `final`: successes out of 8 at the end."""
     tasks = [f"{FAMILIES[place // 2]}/{place % 2}" for place in range(4)]
     outcomes = {} if delta < 1 else {"accepted": 2, "leaked": 3, "too_perplexing": 1}
     rows = [
@@ -140,7 +140,7 @@ def write_arm_run(study_dir: Path, delta: float, seed: int, final: Sequence[int]
 
 
 def write_delta_study(study_dir: Path) -> Path:
-    """Arms 0, 5, inf with seeds 0 and 1; the inf run of seed 1 failed with a hostile message.
+    """Arms 0, 5 and inf with seeds 0 and 1. The inf run of seed 1 failed with a hostile message.
 
     Final pass@1: delta 0 is .25 and .5 (mean .375), delta 5 is .75 and .875 (.8125), inf .5 (one seed).
     """
@@ -161,7 +161,7 @@ def write_delta_study(study_dir: Path) -> Path:
 
 
 def add_probes(study_dir: Path) -> None:
-    """Two probe rows in each run: perplexity 4, then 2; of ret 8, then 4."""
+    """Adds two probe rows to each run: perplexity 4, then 2; for ret 8, then 4."""
     for path in study_dir.glob("*/metrics.jsonl"):
         first = {"kind": "probe", "iteration": 0, "perplexity": 4.0, "perplexity/ret": 8.0}
         rows = [first, {**first, "iteration": 2, "perplexity": 2.0, "perplexity/ret": 4.0}]
