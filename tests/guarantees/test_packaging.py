@@ -58,7 +58,7 @@ def test_the_wheel_holds_what_is_not_code(wheel: Path) -> None:
     for folder in ("conf", "sweeps"):
         for path in ROOT.joinpath(folder).rglob("*.yaml"):
             assert f"rti_exp/_assets/{path.relative_to(ROOT)}" in names
-    for path in PACKAGE.joinpath("policies").rglob("*"):
+    for path in (*PACKAGE.joinpath("policies").rglob("*"), *PACKAGE.joinpath("analysis/templates").iterdir()):
         if path.is_file():
             assert str(path.relative_to(ROOT)) in names
     assert "hydra_plugins/rti_exp_launcher.py" in names
