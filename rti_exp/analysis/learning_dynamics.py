@@ -21,7 +21,7 @@ from rti_exp.analysis.chart_rendering import Chart
 from rti_exp.analysis.statistics import Difference, Floats, Scores, difference
 from rti_exp.analysis.study import Study, select
 from rti_exp.analysis.table_rendering import EMPTY, Table, show_interval, show_ratio
-from rti_exp.analysis.training_curves import curve_chart, evaluation_series, metric_series, series_of
+from rti_exp.analysis.training_curves import curve_chart, metric_series, series_of
 
 PROBE = "perplexity"
 INTERVENED = "correction/perplexity_median"
@@ -132,17 +132,6 @@ def probe_charts(study: Study) -> list[Chart]:
             title = f"Fixed probe, {name.partition('/')[2] or 'all families'}: perplexity of right actions"
             charts.append(curve_chart(study, f"probe_{place}", series, title, "geometric mean, log scale", log=True))
     return charts
-
-
-def breadth_charts(study: Study) -> list[Chart]:
-    """Share of groups with a success before intervention, and held-out pass@8."""
-    measures = (
-        ("breadth_training", metric_series(study, BREADTH), "Pass@G before intervention", "share of groups"),
-        ("breadth_heldout", evaluation_series(study, 8), "Held-out pass@8", "pass@8"),
-    )
-    return [
-        curve_chart(study, name, series, title, label, share=True) for name, series, title, label in measures if series
-    ]
 
 
 def gate_table(study: Study) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -48,16 +48,11 @@ def series_of(rows: pd.DataFrame, metric: str) -> Series:
 
 def evaluation_series(study: Study, k: int) -> Series:
     """Mean held-out pass@k of each evaluation, over the tasks with at least k valid samples."""
-    rows = heldout(study)
-    values: dict[tuple[str, int, int], list[float]] = {}
-    columns = (rows[name].tolist() for name in ("arm", "seed", "iteration", "samples", "successes"))
-    for arm, seed, iteration, samples, successes in zip(*columns, strict=True):
-        if samples >= k:
-            values.setdefault((arm, seed, iteration), []).append(pass_at_k(samples, successes, k))
-    series: Series = {}
-    for (arm, seed, iteration), scores in values.items():
-        series.setdefault(arm, {}).setdefault(seed, {})[iteration] = sum(scores) / len(scores)
-    return series
+    rows: Any = heldout(study)
+    rows = rows[rows["samples"] >= k]
+    counts = zip(rows["samples"].tolist(), rows["successes"].tolist(), strict=True)
+    rows = rows.assign(value=[pass_at_k(samples, successes, k) for samples, successes in counts])
+    return series_of(rows.groupby(["arm", "seed", "iteration"], as_index=False)["value"].mean(), "value")
 
 
 def shared_iterations(seeds: Mapping[int, Mapping[int, float]]) -> list[int]:

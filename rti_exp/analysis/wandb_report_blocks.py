@@ -80,7 +80,7 @@ def build_report(study: Study, summary: Summary, *, project: str, entity: str) -
     """The report as an object of `wandb_workspaces.reports.v2`; nothing is sent."""
     from wandb_workspaces.reports.v2 import interface as wr  # pyright: ignore[reportMissingImports]  (an extra)
 
-    arms = _run_sets(study, project, entity)
+    arms = _run_sets(wr, study, project, entity)
     outcomes = [f"funnel/{name}" for name in OUTCOMES]
     funnel: list[Any] = [
         wr.LinePlot(title="Interventions by outcome", x="iteration", y=list(outcomes), plot_type="stacked-area")
@@ -89,28 +89,26 @@ def build_report(study: Study, summary: Summary, *, project: str, entity: str) -
     ungrouped = [dataclasses.replace(arm, groupby=[]) for arm in arms]
     blocks = [
         wr.H1("Results"),
-        *_texts(results_table(study, summary), differences_table(summary), excluded_table(study)),
+        *_texts(wr, results_table(study, summary), differences_table(summary), excluded_table(study)),
         wr.H1("Curves"),
-        wr.PanelGrid(runsets=arms, panels=_panels(CURVES)),
-        *_texts(families_table(summary)),
+        wr.PanelGrid(runsets=arms, panels=_panels(wr, CURVES)),
+        *_texts(wr, families_table(summary)),
         wr.H1("Outcomes of the interventions"),
         *(wr.PanelGrid(runsets=[arm], panels=funnel) for arm in arms),
-        *_texts(funnel_table(summary)),
+        *_texts(wr, funnel_table(summary)),
         wr.H1("Corrections"),
-        wr.PanelGrid(runsets=arms, panels=_panels(CORRECTIONS)),
+        wr.PanelGrid(runsets=arms, panels=_panels(wr, CORRECTIONS)),
         wr.PanelGrid(runsets=ungrouped, panels=[table]),
         wr.H1("Compute"),
-        *_texts(compute_table(summary)),
-        wr.PanelGrid(runsets=arms, panels=_panels(COMPUTE)),
+        *_texts(wr, compute_table(summary)),
+        wr.PanelGrid(runsets=arms, panels=_panels(wr, COMPUTE)),
     ]
     title = f"Study {study.name}"
     return wr.Report(project=project, entity=entity, title=title, description=study.title, blocks=blocks)
 
 
-def _run_sets(study: Study, project: str, entity: str) -> list[Any]:
+def _run_sets(wr: Any, study: Study, project: str, entity: str) -> list[Any]:
     """A run set for each arm, its seeds grouped into one line."""
-    from wandb_workspaces.reports.v2 import interface as wr  # pyright: ignore[reportMissingImports]  (an extra)
-
     runs = logged_runs(study)
     ids_by_arm = {arm: sorted(select(runs, arm=arm)["wandb_id"].tolist()) for arm in study.arms}
     return [
@@ -120,10 +118,8 @@ def _run_sets(study: Study, project: str, entity: str) -> list[Any]:
     ]
 
 
-def _panels(curves: Sequence[tuple[str, Sequence[str], bool]]) -> list[Any]:
+def _panels(wr: Any, curves: Sequence[tuple[str, Sequence[str], bool]]) -> list[Any]:
     """Two panels per row. Lines are means over an arm's seeds, in a band from the lowest to the highest."""
-    from wandb_workspaces.reports.v2 import interface as wr  # pyright: ignore[reportMissingImports]  (an extra)
-
     return [
         wr.LinePlot(
             title=title,
@@ -138,10 +134,8 @@ def _panels(curves: Sequence[tuple[str, Sequence[str], bool]]) -> list[Any]:
     ]
 
 
-def _texts(*tables: Table) -> list[Any]:
+def _texts(wr: Any, *tables: Table) -> list[Any]:
     """The tables that have rows, as Markdown."""
-    from wandb_workspaces.reports.v2 import interface as wr  # pyright: ignore[reportMissingImports]  (an extra)
-
     return [wr.MarkdownBlock(table_as_markdown(table)) for table in tables if table.rows]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import shutil
 import subprocess
 import sys
@@ -16,10 +15,10 @@ import pytest
 
 from rti_exp import wandb_fetch
 from rti_exp.analysis.study import load_study
-from rti_exp.config.paths import PACKAGE
 from rti_exp.runs import REPORT_FILES
 from rti_exp.tracking import wandb_runs
 from tests.support import studies
+from tests.support.wandb_environment import without_login
 
 
 @dataclass
@@ -168,11 +167,10 @@ def test_a_notebook_takes_a_path_or_a_study_in_wandb(stored: list[StoredRun], tm
 
 
 def test_without_a_login_there_is_no_prompt(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "XDG_CONFIG_HOME": str(tmp_path)}
-    environment["PYTHONPATH"] = str(PACKAGE.parent)
     command = [sys.executable, "-m", "rti_exp.wandb_fetch", "team/project", "delta"]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, env=without_login(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("there is no W&B login: set the environment variable WANDB_API_KEY")
 

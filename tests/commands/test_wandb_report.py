@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 import pytest
 
 from rti_exp import wandb_report
-from rti_exp.config.paths import PACKAGE
 from tests.support import studies
+from tests.support.wandb_environment import without_login
 
 pytest.importorskip("wandb_workspaces.reports.v2")
 
@@ -82,12 +81,15 @@ def test_a_study_that_cannot_be_reported_is_one_clear_error(
 
 
 def test_without_a_login_there_is_no_prompt(runs_root: Path, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "XDG_CONFIG_HOME": str(tmp_path)}
-    environment["PYTHONPATH"] = str(PACKAGE.parent)
     command = [sys.executable, "-m", "rti_exp.wandb_report", "logged", "--runs-root", str(runs_root)]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=120, stdin=subprocess.DEVNULL
+        command,
+        env=without_login(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 2
     assert "error: there is no W&B login: set the environment variable WANDB_API_KEY" in done.stderr

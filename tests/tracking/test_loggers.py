@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -13,10 +12,10 @@ import pytest
 from omegaconf import DictConfig
 
 from rti_exp.config.check import Config, check
-from rti_exp.config.paths import PACKAGE
 from rti_exp.config.settings import SettingsError
 from rti_exp.runs import Run
 from rti_exp.tracking.loggers import TABLE_COLUMNS, CsvLogger, WandbLogger, finite, intervention_table, tags, unfailing
+from tests.support.wandb_environment import without_login
 
 Composed = Callable[..., DictConfig]
 
@@ -82,12 +81,13 @@ except SettingsError as error:
 
 
 def test_online_without_a_login_does_not_prompt(tmp_path: Path) -> None:
-    # A separate process: W&B remembers a key that it has seen.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "XDG_CONFIG_HOME": str(tmp_path)}
-    environment["PYTHONPATH"] = str(PACKAGE.parent)
     done = subprocess.run(
-        [sys.executable, "-c", NO_LOGIN], env=environment, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", NO_LOGIN],
+        env=without_login(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     assert "logger.mode='online': there is no W&B login" in done.stdout
 
