@@ -1,10 +1,9 @@
-"""What records, checkpoints and W&B cost a run of the embedded world, for benchmarks/growth.py.
+"""The cost of records, checkpoints and W&B in a run of the embedded world, for benchmarks/growth.py.
 
-`time/logging` has what an iteration waits for: rows, status, the copy of the state for a checkpoint, W&B's log call.
-It has not what is done beside the next iteration (checksums and writing of the checkpoint, waiting for the disk, W&B's
-own threads and its service), which takes time too where there is one core. So the same run is done with recording and
-without, in turns, on one core: seconds of wall clock, which hold all of it, and processor seconds, which hold all but
-W&B's service. Without it nothing is written at all; what Lightning is told is in both.
+`time/logging` is what an iteration waits for: rows, status, checkpoints, W&B's log call. W&B's own threads and its service
+take time too where there is one core. So the same run is measured with recording and without, in turns, on one core: seconds
+of wall clock, which include all of it, and processor seconds, which include all but W&B's service. Without recording nothing is
+written; Lightning gets the metrics in both.
 """
 
 from __future__ import annotations
