@@ -1,9 +1,9 @@
 """The cost of records, checkpoints and W&B in a run of the embedded world, for benchmarks/growth.py.
 
-`time/logging` is what an iteration waits for: rows, status, checkpoints, W&B's log call. W&B's own threads and its service
-take time too where there is one core. So the same run is measured with recording and without, in turns, on one core: seconds
-of wall clock, which include all of it, and processor seconds, which include all but W&B's service. Without recording nothing is
-written; Lightning gets the metrics in both.
+`time/logging` is what an iteration waits for: rows, status, checkpoints, W&B's log call. W&B's threads and its service
+take time too where there is one core. So the same run is measured with recording and without, in turns, on one core:
+seconds of wall clock, which include all of it, and processor seconds, which include all but W&B's service. Without
+recording nothing is written; Lightning gets the metrics in both.
 """
 
 from __future__ import annotations
