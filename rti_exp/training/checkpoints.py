@@ -65,8 +65,10 @@ def _write(file: IO[bytes], content: Mapping[str, Any]) -> None:
     try:
         torch.save(content, file)
     except RuntimeError as error:
-        if isinstance(error.__context__, OSError):  # torch hides it behind an unexpected file position
-            raise error.__context__ from None
+        # torch hides what stopped the writing (a full disk, a signal) behind an unexpected file position.
+        stopped_by = error.__context__
+        if isinstance(stopped_by, OSError) or (stopped_by is not None and not isinstance(stopped_by, Exception)):
+            raise stopped_by from None
         raise
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,19 @@ def test_a_full_disk_is_reported_as_such(tmp_path: Path) -> None:
 
     with open("/dev/full", "wb", buffering=0) as full, pytest.raises(OSError, match="No space left"):
         _write(full, {"a": WEIGHTS})
+
+
+def test_a_signal_during_the_writing_is_raised_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupting(io.FileIO):
+        def write(self, content: Any) -> int:
+            if self.tell() > 4096:
+                raise KeyboardInterrupt
+            return super().write(content)
+
+    monkeypatch.setattr("builtins.open", lambda path, mode: Interrupting(path, mode))
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, "key", {"iteration": 1, "a": WEIGHTS, "b": WEIGHTS + 1}, previous=0)
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("mask", [0o002, 0o077])
