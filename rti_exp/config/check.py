@@ -58,7 +58,11 @@ from rti_exp.config.settings import (
 )
 from rti_exp.runs import run_key
 
-MOVED_TARGETS = {"rti_exp.town_probe.TownProbe": "rti_exp.pretraining.probe_cases.TownProbe"}
+MOVED_TARGETS = {
+    "rti_exp.town_probe.TownProbe": "rti_exp.pretraining.probe_cases.TownProbe",
+    "rti_exp.loggers.CsvLogger": "rti_exp.tracking.loggers.CsvLogger",
+    "rti_exp.loggers.WandbLogger": "rti_exp.tracking.loggers.WandbLogger",
+}
 """Former names of classes that moved: configs that name them still work, and run keys are still made with them."""
 VOLATILE = ("study", "runs_root", "fresh", "checkpoint_every", "size", "logger", "trainer", "limits")
 """Keys excluded from the run key: where the run is kept, logging, hardware, limits."""

@@ -17,7 +17,7 @@ from rti_exp.engines.base import Engine
 from rti_exp.envs.base import InfrastructureError
 from rti_exp.intervention.case import Case, Checked, Corrected, Ended, HarmfulStep, Scored, with_evidence
 from rti_exp.intervention.continuation import Continuation
-from rti_exp.intervention.corrector import Corrector
+from rti_exp.intervention.corrector import EMPTY, Corrector
 from rti_exp.intervention.cost import CostMeter
 from rti_exp.intervention.gate import CorrectionScorer, Gate, calibration_engine
 from rti_exp.intervention.merge import merge_group, settle
@@ -143,13 +143,16 @@ class Interventions:
         for case, verdict in zip(cases, call_role(self.roles.validator.judge, cases), strict=True):
             if isinstance(verdict, Failure):
                 ended.append(_failed(case, verdict, Outcome.NO_VERDICT))
-            elif verdict.kind == "harmful" and verdict.step is not None:
+            elif verdict.kind == "harmful" and verdict.step in range(len(case.turns)):
                 harmful += [
-                    HarmfulStep(case=case, verdict=verdict, step=verdict.step, sample=sample)
+                    HarmfulStep(case=case, verdict=verdict, step=verdict.step or 0, sample=sample)
                     for sample in range(self.settings.corrections)
                 ]
-            else:
+            elif verdict.kind in WITHOUT_FAULT:
                 ended.append(Ended(reached=case, outcome=WITHOUT_FAULT[verdict.kind], verdict=verdict))
+            else:
+                error = f"an invalid verdict: {verdict.kind}, step {verdict.step} of {len(case.turns)}"
+                ended.append(Ended(reached=case, outcome=Outcome.ROLE_FAILED, error=error))
         return harmful
 
     def _correct(self, harmful: Sequence[HarmfulStep], corrector: Corrector, ended: list[Ended]) -> list[Corrected]:
@@ -161,7 +164,9 @@ class Interventions:
                 ended.append(_failed(step, correction, Outcome.NO_CORRECTION))
                 continue
             attempt = Corrected(harmful=step, correction=correction)
-            if len(correction.action_ids) > most:
+            if not correction.action_ids:
+                ended.append(_failed(step, EMPTY, Outcome.NO_CORRECTION))
+            elif len(correction.action_ids) > most:
                 error = f"the correction has {len(correction.action_ids)} tokens, rollout.max_tokens is {most}"
                 ended.append(Ended(reached=attempt, outcome=Outcome.NO_CORRECTION, error=error))
             elif same_step(correction.message, step.turn.message):

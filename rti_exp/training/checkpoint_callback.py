@@ -79,12 +79,13 @@ class IterationCheckpoint(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         module = learner(pl_module)
-        if isinstance(exception, OSError):  # a full disk takes no checkpoint either
-            return
         # Sharded weights are gathered by all ranks together, and the other ranks may be elsewhere.
         intact = not (module.updating or module.policy.sharded)
         if intact and module.iteration == self._recorded:
-            self._save(module)
+            try:
+                self._save(module)
+            except OSError as error:  # the exception that ended training is the one to report
+                log.warning("no checkpoint after the exception: %s", error)
 
     def _save(self, module: RTIModule) -> None:
         if module.iteration <= self._saved:

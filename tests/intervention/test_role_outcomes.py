@@ -11,7 +11,7 @@ import pytest
 from rti_exp.engines.base import EngineUnavailable
 from rti_exp.intervention.corrector import SelfCorrector
 from rti_exp.intervention.role_calls import call_role
-from rti_exp.types import Failure, FailureKind, Outcome
+from rti_exp.types import Failure, FailureKind, Outcome, Verdict
 from tests.support.fakes import GuessWorld, wrong_texts
 from tests.support.interventions import (
     REWRITE,
@@ -134,3 +134,13 @@ def test_a_verdict_that_was_not_given_is_not_recorded() -> None:
     for engine in (RoleEngine(down=("judge",)), RoleEngine(judge=raising())):
         [record] = records(interventions(engine, WORLD)([failed_group(WORLD, WORLD.tasks("train")[0])], 1))
         assert (record.verdict, record.step) == (None, None)
+
+
+@pytest.mark.parametrize("step", [None, 99])
+def test_an_invalid_verdict_costs_the_attempt_only(step: int | None) -> None:
+    play = interventions(RoleEngine(), WORLD)
+    play.interventions.roles.validator.judge = lambda cases: [Verdict(kind="harmful", step=step)] * len(cases)
+    [record] = records(play([failed_group(WORLD, WORLD.tasks("train")[0])], 1))
+    assert record.outcome is Outcome.ROLE_FAILED
+    assert record.error is not None
+    assert record.error.startswith("an invalid verdict: harmful")
