@@ -128,16 +128,16 @@ def _iterations(logger: str | None, others: Sequence[str]) -> list[Clocks]:
     config = check(composed([f"logger={logger or 'none'}", *_keys(others)]))
     prepare_process(config.run.seed, config.trainer.threads)
     with tempfile.TemporaryDirectory() as name:
-        folder, run, told = Path(name) / config.key, None, None
+        folder, run, run_logger = Path(name) / config.key, None, None
         if logger is not None:
             run = Run.open(folder, key=config.key, study="x", config=config.plain)
-            told = build_logger(config, run)
-            run.listeners += [] if told is None else [unfailing(told.log)]
+            run_logger = build_logger(config, run)
+            run.listeners += [] if run_logger is None else [unfailing(run_logger.log)]
         made, clock = build_experiment(config, run, directory=folder), _Iterations()
         made.trainer.callbacks.append(clock)  # pyright: ignore[reportAttributeAccessIssue]
         made.fit()
         if run is not None:
-            if told is not None:
-                told.finish("done", run)
+            if run_logger is not None:
+                run_logger.finish("done", run)
             run.close()
     return clock.seconds

@@ -25,7 +25,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from rti_exp.config.check import Config, check
+from rti_exp.config.check import Config, check_stored
 from rti_exp.config.conversion import refuse_options
 from rti_exp.config.paths import policy_folder
 from rti_exp.config.policy_settings import DTYPES, PolicySettings, check_lora
@@ -168,7 +168,7 @@ def _config(directory: Path) -> Config:
     stored = read_config(directory)
     if not stored:
         raise SettingsError(f"run {directory}: it has no config.yaml")
-    return check(OmegaConf.create(stored))
+    return check_stored(OmegaConf.create(stored))
 
 
 def _checkpoint(directory: Path) -> dict[str, Any]:

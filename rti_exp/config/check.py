@@ -64,6 +64,8 @@ MOVED_TARGETS = {
     "rti_exp.loggers.WandbLogger": "rti_exp.tracking.loggers.WandbLogger",
 }
 """Former names of classes that moved: configs that name them still work, and run keys are still made with them."""
+REMOVED_REMOTE_KEYS = ("price_input", "price_output", "price_cached_input", "max_cost")
+"""Keys of earlier versions' endpoints. They were never part of the run key."""
 VOLATILE = ("study", "runs_root", "fresh", "checkpoint_every", "size", "logger", "trainer", "limits")
 """Keys excluded from the run key: where the run is kept, logging, hardware, limits."""
 TIMEOUT = "timeout"
@@ -148,6 +150,16 @@ def check(cfg: DictConfig) -> Config:
         SettingsError: an unknown key, a wrong type, a value without sense, or a secret.
     """
     return checked(as_data(cfg))
+
+
+def check_stored(stored: DictConfig) -> Config:
+    """`check` for the config.yaml of a run, which an earlier version may have written with keys that are gone."""
+    for node in stored.values():
+        remote = node.get("remote") if isinstance(node, DictConfig) else None
+        if isinstance(remote, DictConfig):
+            for key in REMOVED_REMOTE_KEYS:
+                remote.pop(key, None)
+    return check(stored)
 
 
 def as_data(cfg: DictConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rti_exp.config.check import Config, check
+from rti_exp.config.check import Config, check, check_stored
 from rti_exp.config.compose import composed
 from rti_exp.config.conversion import refuse_options
 from rti_exp.config.paths import assets_root
@@ -110,7 +110,7 @@ def _config(run: str | None, overrides: Sequence[str]) -> tuple[Config, Path | N
         raise SettingsError(f"run={run!r}: must be a run directory; there is no {directory / 'config.yaml'}")
     merged = OmegaConf.merge(OmegaConf.create(stored), *map(_override, overrides))
     assert isinstance(merged, DictConfig)
-    return check(merged), directory
+    return check_stored(merged), directory
 
 
 def _override(text: str) -> DictConfig:

@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rti_exp.config.algorithm_settings import ALGORITHM_SETTINGS
-from rti_exp.config.check import GROUPS, PARTS, VOLATILE, check
+from rti_exp.config.check import GROUPS, PARTS, VOLATILE, check, check_stored
 from rti_exp.config.group_settings import LocalEngineSettings, ProbeSettings, TopSettings
 from rti_exp.config.paths import assets_root
 from rti_exp.config.settings import RunSettings, SettingsError
@@ -322,3 +322,14 @@ def test_what_does_nothing_for_the_verifier_is_refused(composed: Composed) -> No
     with pytest.raises(SettingsError, match=r"verifier\.steps_per_call=2: must be left out"):
         check(composed("+verifier.steps_per_call=2"))
     assert check(composed("validator.steps_per_call=2")).validator.options.steps_per_call == 2
+
+
+def test_a_stored_config_of_the_version_before_is_still_read(composed: Composed) -> None:
+    """Its endpoints have price keys, and its logger has its former name; a new config with them is refused."""
+    config = check(composed("corrector=remote"))
+    stored = OmegaConf.create(config.plain)
+    OmegaConf.update(stored, "corrector.remote.max_cost", "inf", force_add=True)
+    OmegaConf.update(stored, "logger._target_", "rti_exp.loggers.WandbLogger")
+    with pytest.raises(SettingsError, match=r"corrector\.remote\.max_cost: unknown key"):
+        check(OmegaConf.create(OmegaConf.to_container(stored)))  # pyright: ignore[reportArgumentType]
+    assert check_stored(stored).key == config.key

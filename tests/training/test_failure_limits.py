@@ -57,8 +57,8 @@ def test_roles_without_usable_answers_end_the_run() -> None:
     useless = [Outcome.NO_VERDICT] * 16 + [Outcome.NO_CHECK, Outcome.NO_CORRECTION]
     fine = attempted(*useless, Outcome.STILL_FAILED, Outcome.LEAKED)
     require_usable_roles(fine, "iteration 3", LimitSettings(role_failures=0.9))  # 18 of 20
-    told = r"iteration 3: 18 of 20 .* \(no_check 1, no_correction 1, no_verdict 16\), limits.role_failures is 0\.8"
-    with pytest.raises(RolesDownError, match=told):
+    message = r"iteration 3: 18 of 20 .* \(no_check 1, no_correction 1, no_verdict 16\), limits.role_failures is 0\.8"
+    with pytest.raises(RolesDownError, match=message):
         require_usable_roles(fine, "iteration 3", LimitSettings(role_failures=0.8))
     require_usable_roles(attempted(*useless), "iteration 3", LimitSettings())  # 18 of 18, but few
     require_usable_roles(attempted(*useless * 9), "iteration 3", LimitSettings(role_failures=1.0))
