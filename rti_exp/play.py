@@ -81,7 +81,7 @@ def read(text: str, tools: Sequence[str]) -> Message:
             return Message(role="assistant", content=text, malformed=str(error))
     name, _, rest = text.partition(" ")
     if name in tools:
-        return read(json.dumps({"name": name, "arguments": _arguments(rest)}), tools)
+        return read(json.dumps({"name": name, "arguments": _arguments(rest)}, ensure_ascii=False), tools)
     return Message(role="assistant", content=text)
 
 

@@ -48,7 +48,11 @@ class Episode(Protocol):
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """The policy's tools as JSON-schema functions ({"name", "description", "parameters"})."""
+        """The policy's tools as JSON-schema functions ({"name", "description", "parameters"}).
+
+        They may change with a step, which then also announces the change in an observation: a prompt is only appended
+        to, so a local policy sees the tools of the opening. An endpoint with native calls gets the current ones.
+        """
         ...
 
     def step(self, message: Message) -> StepResult:

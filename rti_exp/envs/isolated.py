@@ -136,7 +136,8 @@ class IsolatedEpisode:
         self.tools: tuple[Mapping[str, Any], ...] = tuple(opening["tools"])
 
     def step(self, message: Message) -> StepResult:
-        result = protocol.result_of(self._call({"what": "step", "message": protocol.message_form(message)}))
+        answer = self._call({"what": "step", "message": protocol.message_form(message)})
+        result, self.tools = protocol.result_of(answer["result"]), tuple(answer["tools"])
         self._messages.append(message)
         self._since.append(result)
         return result
@@ -193,6 +194,6 @@ class IsolatedEpisode:
         )
         for message, result in zip(self._messages[known:], self._since, strict=True):
             call = {"what": "step", "message": protocol.message_form(message)}
-            same = same and protocol.result_of(self._ask(call)) == result
+            same = same and protocol.result_of(self._ask(call)["result"]) == result
         if not same:
             raise InfrastructureError("the environment's process was lost, and a replay led to another state")

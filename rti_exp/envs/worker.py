@@ -68,7 +68,9 @@ class Worker:
         return protocol.opening_form(episode.messages, episode.tools)
 
     def _step(self, call: Mapping[str, Any]) -> Any:
-        return protocol.result_form(self.episodes[call["episode"]].step(protocol.message_of(call["message"])))
+        episode = self.episodes[call["episode"]]
+        result = episode.step(protocol.message_of(call["message"]))
+        return {"result": protocol.result_form(result), "tools": list(episode.tools)}
 
 
 def guard(life: int, *others: int) -> None:

@@ -145,7 +145,7 @@ def validator_document(
     writer = _Writer(renderer, demonstration, steps=step)
     writer.action(demonstration.steps[step].action, trained=False)
     writer.question(prompts.validator, demonstration.evidence.text)
-    writer.action(json.dumps(answer))
+    writer.action(json.dumps(answer, ensure_ascii=False))
     return writer.document()
 
 

@@ -129,7 +129,7 @@ def with_note(action: str, words: list[str]) -> str:
     note = " ".join(words)
     if action.startswith("{"):
         call = json.loads(action)
-        return json.dumps({**call, "arguments": {**call["arguments"], "note": note}})
+        return json.dumps({**call, "arguments": {**call["arguments"], "note": note}}, ensure_ascii=False)
     return f"{action.removesuffix('.')}, {note}."
 
 

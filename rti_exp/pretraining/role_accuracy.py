@@ -192,7 +192,7 @@ def _action_text(message: Message) -> str:
     if message.content.startswith("{") or len(message.tool_calls) != 1:
         return message.content
     call = message.tool_calls[0]
-    return json.dumps({"name": call.name, "arguments": dict(call.arguments)})
+    return json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
 
 
 def _field(answer: str, name: str) -> object:

@@ -12,7 +12,7 @@ from rti_exp.config.remote_settings import RemotePolicySettings, ToolCalls
 from rti_exp.engines.remote import Cause, ChatModel, RemoteFailure
 from rti_exp.engines.remote.transcript import Transcript, messages_of
 from rti_exp.engines.tool_json import MalformedToolCall
-from rti_exp.envs.base import Environment, InfrastructureError
+from rti_exp.envs.base import Environment, Episode, InfrastructureError
 from rti_exp.randomness import derive_seed
 from rti_exp.rollout.environment_calls import broken_trajectory, check_result, environment_call
 from rti_exp.rollout.live_episode import read_opening
@@ -61,7 +61,7 @@ class RemoteRollouts:
             opening = read_opening(episode)
             for step in range(environment.max_turns):
                 seed = derive_seed(self.seed, 0, task.id, member, "eval", step)
-                message = self._next_message(opening, turns, seed)
+                message = self._next_message(episode, opening, turns, seed)
                 if message is None:
                     error = "the conversation is longer than the model's context"
                     break
@@ -90,12 +90,14 @@ class RemoteRollouts:
     def _native_calls(self) -> bool:
         return self.settings.tool_calls is ToolCalls.native
 
-    def _next_message(self, opening: Opening, turns: Sequence[Turn], seed: int) -> Message | None:
+    def _next_message(self, episode: Episode, opening: Opening, turns: Sequence[Turn], seed: int) -> Message | None:
         """The next assistant message; None if the conversation has become too long."""
+        # An endpoint accepts calls of the listed tools only, and an episode may get more tools on its way.
+        tools = environment_call(lambda: tuple(episode.tools)) if self._native_calls else ()
         try:
             reply = self.model.reply(
                 self._conversation(opening, turns),
-                tools=opening.tools if self._native_calls else (),
+                tools=tools,
                 temperature=self.temperature,
                 top_p=self.top_p,
                 max_tokens=self.settings.max_tokens,

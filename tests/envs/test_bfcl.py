@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import copy
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,89 +15,19 @@ pytest.importorskip("bfcl_eval", reason="needs the extra bfcl")
 pytest.importorskip("mpmath", reason="needs the extra bfcl")
 
 from rti_exp.config.check import check
+from rti_exp.config.remote_settings import RemotePolicySettings
 from rti_exp.config.settings import SettingsError
-from rti_exp.envs.base import Environment, StepResult
+from rti_exp.engines.remote import ChatModel
+from rti_exp.envs.base import Environment
 from rti_exp.envs.bfcl import Bfcl
-from rti_exp.envs.bfcl.backend import Backend
-from rti_exp.envs.bfcl.calls import Call, Refused, check_size, parse_call
-from rti_exp.envs.bfcl.data import CATEGORIES, entries, json_schema
+from rti_exp.envs.bfcl.data import CATEGORIES, entries
 from rti_exp.envs.bfcl.episode import BfclEpisode
 from rti_exp.experiment.checks import check_parts
 from rti_exp.experiment.parts import build_environment
-from rti_exp.types import Message, Task, ToolCall
-
-
-def task_of(category: str, number: int) -> Task:
-    environment = Bfcl(category=category)
-    found = [task for split in ("train", "heldout") for task in environment.tasks(split)]
-    return next(task for task in found if task.id == f"multi_turn_{category}_{number}")
-
-
-def say(text: str = "Done.") -> Message:
-    return Message(role="assistant", content=text)
-
-
-def use(name: str, /, **arguments: Any) -> Message:
-    return Message(role="assistant", content="", tool_calls=(ToolCall(name=name, arguments=arguments),))
-
-
-def with_names(call: Call, task: Task) -> Call:
-    """The call with all arguments by name, as JSON tool calls have them."""
-    if not call.positional:
-        return call
-    schema = next(tool for tool in BfclEpisode(task, max_steps=20)._all_tools if tool["name"] == call.name)
-    names = list(schema["parameters"]["properties"])
-    given = dict(zip(names, call.positional, strict=False))
-    return Call(name=call.name, arguments={**given, **call.arguments})
-
-
-def reference_messages(task: Task, drop: frozenset[int] = frozenset()) -> list[Message]:
-    """The reference as assistant turns: one call a turn, then a text; `drop` leaves calls out, counted from 0."""
-    messages, number = [], 0
-    for calls in task.payload["reference"]:
-        for text in calls:
-            call = with_names(parse_call(text), task)
-            if number not in drop:
-                messages.append(use(call.name, **call.arguments))
-            number += 1
-        messages.append(say())
-    return messages
-
-
-def whole_turns(task: Task) -> list[Message]:
-    """The reference with all calls of a user turn in one assistant turn."""
-    messages = []
-    for calls in task.payload["reference"]:
-        named = [with_names(parse_call(text), task) for text in calls]
-        made = tuple(ToolCall(name=call.name, arguments=call.arguments) for call in named)
-        messages += [Message(role="assistant", content="", tool_calls=made), say()] if made else [say()]
-    return messages
-
-
-def play(episode: BfclEpisode, messages: Sequence[Message]) -> StepResult:
-    result = None
-    for message in messages:
-        result = episode.step(message)
-    assert result is not None
-    return result
-
-
-def official(task: Task, messages: Sequence[Message], name: str) -> bool:
-    """The verdict of the benchmark's own checker; the calls are the reference's own, written as it writes them."""
-    from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import (  # pyright: ignore[reportMissingImports]
-        multi_turn_checker,
-    )
-
-    turns: list[list[list[str]]] = [[]]
-    for message in messages:
-        if message.tool_calls:
-            one = message.tool_calls[0]
-            written = ", ".join(f"{key}={value!r}" for key, value in one.arguments.items())
-            turns[-1].append([f"{one.name}({written})"])
-        else:
-            turns.append([])
-    category = task.id.rsplit("_", 1)[0]
-    return multi_turn_checker(turns[:-1], task.payload["reference"], task.payload["entry"], category, name)["valid"]
+from rti_exp.rollout.remote_rollouts import RemoteRollouts
+from rti_exp.types import Status
+from tests.support.bfcl import official, play, reference_messages, say, task_of, use, whole_turns
+from tests.support.faulty_server import FaultyServer, completion
 
 
 def check_category(category: str, numbers: Sequence[int]) -> None:
@@ -208,65 +136,12 @@ def test_episodes_share_nothing() -> None:
     assert play(other, messages).reward == 1.0
 
 
-def test_the_apis_do_not_change_the_policys_messages() -> None:
-    """`mention` appends to the list that `post_tweet` was given."""
-    task = task_of("base", 90)
-    messages = reference_messages(task)
-    before = copy.deepcopy(messages)
-    assert play(BfclEpisode(task, max_steps=20), messages).reward == 1.0
-    assert messages == before
-
-
-def test_the_fingerprint_holds_the_state_and_not_the_clock() -> None:
-    entry = task_of("base", 0).payload["entry"]
-    one, two = Backend(entry, long_context=False), Backend(entry, long_context=False)
-    assert one.fingerprint() == two.fingerprint()
-    one.call(Call(name="cd", arguments={"folder": "document"}))
-    assert one.fingerprint() != two.fingerprint()
-    json.dumps(one.fingerprint(), allow_nan=False)
-
-
 def test_the_current_folder_is_part_of_the_state() -> None:
     task = task_of("base", 0)
     inside, outside = BfclEpisode(task, max_steps=20), BfclEpisode(task, max_steps=20)
     inside.step(use("cd", folder="document"))
     outside.step(use("pwd"))
     assert inside.state_hash() != outside.state_hash()
-
-
-def test_bad_calls_are_answered_and_the_episode_goes_on() -> None:
-    task = task_of("base", 0)
-    episode = BfclEpisode(task, max_steps=20)
-    malformed = Message(role="assistant", content="{", malformed="The tool call is not valid JSON.")
-    cases = [
-        (malformed, "Error during execution: The tool call is not valid JSON."),
-        (use("fly"), "Error during execution: name 'fly' is not defined"),
-        (use("__init__"), "Error during execution: name '__init__' is not defined"),
-        (use("_load_scenario", scenario={}), "Error during execution: name '_load_scenario' is not defined"),
-        (use("kill"), "Error during execution: Function call kill is not allowed."),
-        (use("cd", folder=None), "Error during execution: 'NoneType' object has no attribute 'rstrip'"),
-        (use("cd", folder="nowhere"), '{"error": "cd: \'nowhere\': No such file or directory"}'),
-    ]
-    for message, text in cases:
-        result = episode.step(message)
-        assert [one.content for one in result.observations] == [text]
-        assert not result.done
-    wrong = episode.step(use("cd", place="document")).observations[0].content
-    assert "unexpected keyword argument 'place'" in wrong
-    assert play(episode, reference_messages(task)).reward == 1.0
-
-
-def test_several_calls_in_one_turn_are_answered_one_by_one() -> None:
-    task = task_of("base", 0)
-    episode = BfclEpisode(task, max_steps=20)
-    calls = tuple(ToolCall(name="cd", arguments={"folder": name}) for name in ("document", ".."))
-    result = episode.step(Message(role="assistant", content="", tool_calls=calls))
-    assert [one.content for one in result.observations] == [
-        '{"current_working_directory": "document"}',
-        "{}",
-    ]
-    too_many = Message(role="assistant", content="", tool_calls=calls[:1] * 65)
-    assert "more than 64 calls" in episode.step(too_many).observations[0].content
 
 
 def test_a_request_with_too_many_steps_fails_the_task() -> None:
@@ -276,23 +151,6 @@ def test_a_request_with_too_many_steps_fails_the_task() -> None:
     assert [result.done for result in results] == [False, False, True]
     assert results[-1].reward == 0.0
     assert episode.evidence("rubric").failed[-1] == "request 1: more than 2 turns with tool calls for one request"
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        Call(name="power", arguments={"base": 10, "exponent": 10**9}),
-        Call(name="power", arguments={"base": -3, "exponent": 10**4000}),
-        Call(name="logarithm", arguments={"value": 2, "base": 3, "precision": 10**9}),
-        Call(name="round_number", arguments={"number": 5, "decimal_places": -(10**9)}),
-    ],
-)
-def test_arithmetic_without_end_is_refused(call: Call) -> None:
-    with pytest.raises(Refused):
-        check_size(call)
-    check_size(Call(name="power", arguments={"base": 2, "exponent": 1000}))
-    check_size(Call(name="power", arguments={"base": 1, "exponent": 10**9}))
-    check_size(Call(name="power", arguments={"base": 2.5, "exponent": 10**9}))  # a float overflows at once
 
 
 def test_a_tool_that_is_given_later() -> None:
@@ -350,42 +208,22 @@ def test_nothing_of_the_evidence_is_shown_to_the_policy() -> None:
     assert not any(part in message.content for part in told.failed for message in shown)
 
 
-@pytest.mark.parametrize("text", ["open('/etc/passwd').read()", "f(g())", "f(x=a)", "f(**{})", "a.b()", "1 + 1", "f("])
-def test_what_is_no_plain_call_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        parse_call(text)
-
-
-def test_calls_are_read_from_the_references_text() -> None:
-    assert parse_call("sort('a.pdf')") == Call(name="sort", positional=("a.pdf",), arguments={})
-    assert parse_call("ls(a=True, n=[1, -2.5])") == Call(
-        name="ls", positional=(), arguments={"a": True, "n": [1, -2.5]}
-    )
-
-
-def test_no_source_of_ours_evaluates_text() -> None:
-    import rti_exp.envs.bfcl as package
-
-    for path in map(Path, package.__path__):
-        for file in path.glob("*.py"):
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-            names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-            assert not names & {"eval", "exec", "compile"}, file
-
-
-def test_schemas_are_json_schemas() -> None:
-    assert json_schema({"type": "dict", "properties": {"type": {"type": "float"}, "x": {"type": "tuple"}}}) == {
-        "type": "object",
-        "properties": {"type": {"type": "number"}, "x": {"type": "array"}},
-    }
-    for category in CATEGORIES:
-        for number in (0, 60, 110, 160):
-            for tool in BfclEpisode(task_of(category, number), max_steps=20).tools:
-                text = json.dumps(tool["parameters"])
-                assert tool["parameters"]["type"] == "object"
-                assert '"type": "dict"' not in text
-                assert '"type": "float"' not in text
-
-
 def test_there_are_800_tasks() -> None:
     assert [len(entries(category)) for category in CATEGORIES] == [200] * 4
+
+
+def test_a_model_with_native_calls_gets_a_later_tool_with_its_request() -> None:
+    """An endpoint takes calls of the listed tools only: `sort` has to be among them from request 4 on."""
+    offered: list[bool] = []
+
+    def answer(body: Mapping[str, Any]) -> dict[str, Any]:
+        offered.append("sort" in [tool["function"]["name"] for tool in body["tools"]])
+        return completion("Done.")
+
+    with FaultyServer(answer=answer) as server:
+        model = ChatModel(server.settings(), key="policy.remote")
+        rollouts = RemoteRollouts(model=model, settings=RemotePolicySettings(), temperature=0.0, top_p=1.0, seed=0)
+        trajectory = rollouts.run(Bfcl(category="miss_func"), task_of("miss_func", 0), 0)
+    assert trajectory.status is Status.OK
+    assert offered == [number >= 3 for number in range(len(offered))]
+    assert len(offered) == len(trajectory.turns) > 4

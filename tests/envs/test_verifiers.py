@@ -59,6 +59,12 @@ def test_rows_are_tasks_and_every_fourth_is_held_out() -> None:
         world.tasks("test")
 
 
+def test_a_calls_arguments_reach_the_environment_without_escapes() -> None:
+    episode = locks().start(locks().tasks("train")[0])
+    [call] = episode._response(multiply(a="Zürich")).message.tool_calls
+    assert call.arguments == '{"a": "Zürich"}'
+
+
 def test_an_episode_its_reward_and_its_evidence() -> None:
     world = locks()
     task = world.tasks("train")[0]

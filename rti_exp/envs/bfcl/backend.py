@@ -73,7 +73,7 @@ def _text(result: Any) -> str:
         return result
     if isinstance(result, dict):
         try:
-            return json.dumps(result)
+            return json.dumps(result, ensure_ascii=False)
         except (TypeError, ValueError):  # an API's number or object type
             return str(result)
     return str(result)

@@ -67,7 +67,7 @@ class BfclEpisode:
         if str(user) not in self._later:
             return "\n".join(message["content"] for message in self._users[user])
         given = [tool for tool in self._all_tools if tool["name"] in self._later[str(user)]]
-        return f"{json.dumps(given)}\n{MORE_FUNCTIONS}"
+        return f"{json.dumps(given, ensure_ascii=False)}\n{MORE_FUNCTIONS}"
 
     def step(self, message: Message) -> StepResult:
         if self._over is not None:

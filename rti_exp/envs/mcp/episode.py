@@ -39,13 +39,17 @@ class McpEpisode:
         self._settings = settings
         self._conditions: list[Condition] = conditions_of(task.payload["rubric"])
         self._session = open_session()
-        hidden = {*settings.hidden_tools, settings.state_tool}
-        self._tools = [tool for tool in self._session.tools if tool["name"] not in hidden]
+        self._tools = self._offered()
         self._check_tools()
         self._calls: list[CallRecord] = []
         self._said: list[Message] = []
         self._turns = 0
         self._answer: str | None = None
+
+    def _offered(self) -> dict[str, Mapping[str, Any]]:
+        """The session's tools by name, without the hidden ones."""
+        hidden = {*self._settings.hidden_tools, self._settings.state_tool}
+        return {tool["name"]: tool for tool in self._session.tools if tool["name"] not in hidden}
 
     def _check_tools(self) -> None:
         names = {tool["name"] for tool in self._session.tools}
@@ -63,7 +67,8 @@ class McpEpisode:
 
     @property
     def tools(self) -> list[Mapping[str, Any]]:
-        return list(self._tools)
+        """What the policy may use now; a change is also written into the answer that follows it."""
+        return list(self._tools.values())
 
     def step(self, message: Message) -> StepResult:
         if self._answer is not None:
@@ -73,7 +78,8 @@ class McpEpisode:
         if message.malformed is not None:
             return self._answers([f"Error: {message.malformed}"])
         if message.tool_calls:
-            return self._answers([self._call(call) for call in message.tool_calls])
+            texts = [self._call(call) for call in message.tool_calls]
+            return self._answers([*texts[:-1], texts[-1] + self._tool_changes()])
         self._answer = message.content
         return self._score()
 
@@ -83,13 +89,21 @@ class McpEpisode:
         return StepResult(observations=observations, done=False)
 
     def _call(self, call: ToolCall) -> str:
-        if call.name not in {tool["name"] for tool in self._tools}:
+        if call.name not in self._tools:
             return f"Error: there is no tool {call.name!r}."
         answer = self._session.call(call.name, call.arguments)
         longest = self._settings.answer_characters
         text = answer.text if len(answer.text) <= longest else answer.text[:longest] + " [cut]"
         self._calls.append(CallRecord(name=call.name, arguments=call.arguments, answer=text, failed=answer.failed))
         return text
+
+    def _tool_changes(self) -> str:
+        """Announces tools that the server added, changed or removed since the last turn."""
+        before, self._tools = self._tools, self._offered()
+        added = [tool for name, tool in self._tools.items() if before.get(name) != tool]
+        removed = [name for name in before if name not in self._tools]
+        lines = ["New tools:", *(json.dumps(tool, ensure_ascii=False) for tool in added)] if added else []
+        return "\n".join(["", *lines, *([f"Tools that are gone: {', '.join(removed)}"] if removed else [])])
 
     def _score(self) -> StepResult:
         met = self._met()

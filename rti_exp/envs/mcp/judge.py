@@ -38,7 +38,10 @@ class Judge:
 
 def _shown(message: Message) -> str:
     """A message with its tool calls, which not every chat format keeps in the content."""
-    calls = [json.dumps({"name": call.name, "arguments": dict(call.arguments)}) for call in message.tool_calls]
+    calls = [
+        json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
+        for call in message.tool_calls
+    ]
     return "\n".join(part for part in (message.content, *(call for call in calls if call != message.content)) if part)
 
 

@@ -10,16 +10,16 @@ import asyncio
 import atexit
 import contextlib
 import itertools
-import json
 import os
 import sys
 import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rti_exp.envs.base import InfrastructureError
+from rti_exp.envs.mcp.tool_answers import ToolAnswer, tool_answer
 from rti_exp.processes.background_loop import run
 
 if TYPE_CHECKING:
@@ -48,14 +48,6 @@ class ServerSpec:
     """How long the start, and each call, may take."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolAnswer:
-    """`failed` means that the server reports an error, such as a wrong argument; the connection is intact."""
-
-    text: str
-    failed: bool
-
-
 class McpSession:
     """One connection; over stdio with a separate server process. It is closed when nothing refers to it any more.
 
@@ -65,10 +57,14 @@ class McpSession:
 
     def __init__(self, server: ServerSpec) -> None:
         self._connection = _Connection(server)
-        self.tools: tuple[Mapping[str, Any], ...] = run(self._connection.open())
-        """Name, description and JSON-schema parameters of each."""
+        run(self._connection.open())
         _open_connections.add(self._connection)
         weakref.finalize(self, self._connection.close_soon)
+
+    @property
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """Name, description and JSON-schema parameters of each; a call may change them."""
+        return self._connection.tools
 
     @property
     def broken(self) -> bool:
@@ -92,25 +88,35 @@ class _Connection:
 
     def __init__(self, server: ServerSpec) -> None:
         self._server = server
+        self.tools: tuple[Mapping[str, Any], ...] = ()
+        self._tools_changed = False
         self.broken: str | None = None
 
-    async def open(self) -> tuple[Mapping[str, Any], ...]:
+    async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._jobs: asyncio.Queue[_Job | None] = asyncio.Queue()
-        ready: asyncio.Future[tuple[Mapping[str, Any], ...]] = self._loop.create_future()
+        ready: asyncio.Future[None] = self._loop.create_future()
         self._task = asyncio.ensure_future(self._live(ready))
         try:
-            return await asyncio.wait_for(asyncio.shield(ready), self._server.seconds)
+            await asyncio.wait_for(asyncio.shield(ready), self._server.seconds)
         except TimeoutError:
             raise self._abandon(f"did not start within {self._server.seconds:g} s") from None
 
-    async def _live(self, ready: asyncio.Future[tuple[Mapping[str, Any], ...]]) -> None:
+    async def _live(self, ready: asyncio.Future[None]) -> None:
         """The whole life: the SDK's contexts are entered and left here."""
         try:
-            async with _connected(self._server) as session:
-                ready.set_result(await _tools(session))
+            async with _connected(self._server, self._on_message) as session:
+                self.tools = await _tools(session)
+                ready.set_result(None)
                 while (job := await self._jobs.get()) is not None:
-                    await job.do(session)
+                    try:
+                        answer = await self._answer(session, job)
+                    except Exception as error:  # passed to the caller, which classifies it
+                        if not job.answer.done():
+                            job.answer.set_exception(error)
+                    else:
+                        if not job.answer.done():
+                            job.answer.set_result(answer)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # groups of the SDK's tasks; the connection is over, whatever it was
@@ -121,15 +127,35 @@ class _Connection:
                 ready.set_exception(InfrastructureError(f"the MCP server did not start: {self.broken}"))
                 ready.exception()  # mark as retrieved: the waiter may have timed out
 
+    async def _on_message(self, message: Any) -> None:
+        self._tools_changed |= getattr(message, "method", None) == "notifications/tools/list_changed"
+
+    async def _answer(self, session: ClientSession, job: _Job) -> ToolAnswer:
+        """
+        Raises:
+            Exception: the connection broke.
+        """
+        try:
+            answer = tool_answer(await session.call_tool(job.name, job.arguments))
+        except Exception as error:
+            # The SDK raises the same error for a server's error response and for a lost connection.
+            # Only the former still lists its tools.
+            try:
+                await session.list_tools()
+            except Exception:
+                raise error from None
+            answer = ToolAnswer(text=f"Error: {error}", failed=True)
+        if self._tools_changed:
+            self._tools_changed = False
+            self.tools = await _tools(session)
+        return answer
+
     def _abandon(self, reason: str) -> InfrastructureError:
         self.broken = self.broken or reason
         self._task.cancel()
         return InfrastructureError(f"the MCP server {reason}")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
-        from mcp.shared.exceptions import MCPError  # pyright: ignore[reportMissingImports]
-        from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND  # pyright: ignore[reportMissingImports]
-
         if self.broken is not None:
             raise InfrastructureError(f"the MCP server is gone: {self.broken}")
         job = _Job(name=name, arguments=dict(arguments), answer=self._loop.create_future())
@@ -139,14 +165,9 @@ class _Connection:
             timed_out = f"gave no answer to {name} within {self._server.seconds:g} s"
             raise self._abandon(timed_out if self.broken is None else f"is gone: {self.broken}")
         try:
-            result = job.answer.result()
-        except MCPError as error:
-            if error.code in (INVALID_PARAMS, METHOD_NOT_FOUND):
-                return ToolAnswer(text=f"Error: {error.message}", failed=True)
-            raise self._abandon(f"failed in {name}: {error.message}") from error
-        except Exception as error:  # of the connection: the server's own errors are answers
+            return job.answer.result()
+        except Exception as error:
             raise self._abandon(f"failed in {name}: {_summary(error)}") from error
-        return ToolAnswer(text=_text(result), failed=bool(result.is_error))
 
     async def close(self) -> None:
         self._jobs.put_nowait(None)
@@ -164,17 +185,7 @@ class _Job:
 
     name: str
     arguments: dict[str, Any]
-    answer: asyncio.Future[Any]
-
-    async def do(self, session: ClientSession) -> None:
-        try:
-            result = await session.call_tool(self.name, self.arguments)
-        except Exception as error:  # passed to the caller, which classifies it
-            if not self.answer.done():
-                self.answer.set_exception(error)
-            return
-        if not self.answer.done():
-            self.answer.set_result(result)
+    answer: asyncio.Future[ToolAnswer]
 
 
 _open_connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
@@ -193,9 +204,13 @@ async def _close(connections: Sequence[_Connection]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _connected(server: ServerSpec) -> AsyncIterator[ClientSession]:
+async def _connected(server: ServerSpec, on_message: Callable[[Any], Awaitable[None]]) -> AsyncIterator[ClientSession]:
     from mcp import ClientSession, StdioServerParameters  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
     from mcp.client.stdio import stdio_client  # pyright: ignore[reportMissingImports]
+
+    class Session(ClientSession):
+        async def validate_tool_result(self, name: str, result: Any) -> None:
+            """Accept every result: an answer without the promised structure is still an answer."""
 
     async with contextlib.AsyncExitStack() as stack:
         streams: Any
@@ -208,7 +223,7 @@ async def _connected(server: ServerSpec) -> AsyncIterator[ClientSession]:
             quiet = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (the stack's)
             parameters = StdioServerParameters(command=command[0], args=command[1:], env=passed)
             streams = await stack.enter_async_context(stdio_client(parameters, errlog=quiet))
-        session = await stack.enter_async_context(ClientSession(*streams, read_timeout_seconds=server.seconds))
+        session = await stack.enter_async_context(Session(*streams, message_handler=on_message))
         await session.initialize()
         yield session
 
@@ -226,27 +241,29 @@ async def _http(server: ServerSpec, stack: contextlib.AsyncExitStack) -> AsyncIt
 
 
 async def _tools(session: ClientSession) -> tuple[Mapping[str, Any], ...]:
+    """All tools, by name, over all pages. A cursor that comes twice ends the list: the server does not paginate.
+
+    Raises:
+        InfrastructureError: the list has more than MAX_PAGES pages.
+    """
     from mcp_types import PaginatedRequestParams  # pyright: ignore[reportMissingImports]
 
-    tools, cursor = [], None
-    for _ in range(MAX_PAGES):
+    tools: dict[str, Any] = {}
+    cursors: set[str | None] = set()
+    cursor: str | None = None
+    while cursor not in cursors:
+        if len(cursors) == MAX_PAGES:
+            raise InfrastructureError(f"its list of tools has more than {MAX_PAGES} pages")
+        cursors.add(cursor)
         page = await session.list_tools(params=None if cursor is None else PaginatedRequestParams(cursor=cursor))
-        tools += page.tools
+        tools |= {tool.name: tool for tool in page.tools if tool.name not in tools}
         cursor = page.next_cursor
         if cursor is None:
             break
     return tuple(
-        {"name": tool.name, "description": tool.description or "", "parameters": dict(tool.input_schema)}
-        for tool in tools
+        {"name": name, "description": tool.description or "", "parameters": dict(tool.input_schema)}
+        for name, tool in tools.items()
     )
-
-
-def _text(result: Any) -> str:
-    """A result as text; parts of other types are replaced by their type."""
-    parts = [part.text if part.type == "text" else f"[{part.type}]" for part in result.content]
-    if not parts and result.structured_content is not None:
-        return json.dumps(result.structured_content, sort_keys=True)
-    return "\n".join(parts)
 
 
 def _summary(error: BaseException) -> str:

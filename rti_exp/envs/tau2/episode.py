@@ -151,7 +151,7 @@ class Tau2Episode:
         calls = self._benchmark_calls(message.tool_calls, "assistant")
         self._transcript.append(types.AssistantMessage(role="assistant", tool_calls=calls))
         answers = self._answered(calls)
-        return tuple(Message(role="tool", content=answer.content or "") for answer in answers)
+        return tuple(Message(role="tool", content=_shown(answer)) for answer in answers)
 
     def _benchmark_calls(self, calls: Sequence[ToolCall], requestor: str) -> list[Any]:
         numbered = []
@@ -255,7 +255,20 @@ class Tau2Episode:
 def _ours(message: Any) -> Message:
     """A message of the benchmark's; the text of a call is the JSON that spells it."""
     if message.role == "tool" or not message.is_tool_call():
-        return Message(role=message.role, content=message.content or "")
+        return Message(role=message.role, content=_shown(message))
     calls = tuple(ToolCall(name=call.name, arguments=call.arguments) for call in message.tool_calls)
     text = "\n".join(json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False) for call in calls)
     return Message(role=message.role, content=text, tool_calls=calls)
+
+
+def _shown(message: Any) -> str:
+    """The content as a model reads it: the benchmark writes a tool's result as JSON with non-ASCII letters escaped."""
+    content = message.content or ""
+    if message.role != "tool" or "\\u" not in content:
+        return content
+    try:
+        result = json.loads(content)
+    except ValueError:
+        return content
+    # Text that the benchmark did not write itself stays as it is.
+    return json.dumps(result, ensure_ascii=False) if json.dumps(result) == content else content

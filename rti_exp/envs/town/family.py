@@ -86,7 +86,7 @@ class Family(ABC):
 
 def call(name: str, **arguments: str) -> str:
     """A tool call as the agent writes it."""
-    return json.dumps({"name": name, "arguments": arguments})
+    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
 
 
 def settle(payload: Payload, state: State, value: str) -> str:

@@ -73,9 +73,8 @@ class VerifiersEpisode:
 
         calls = []
         for call in message.tool_calls:
-            calls.append(
-                {"id": f"call_{self._calls}", "name": call.name, "arguments": json.dumps(dict(call.arguments))}
-            )
+            arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
+            calls.append({"id": f"call_{self._calls}", "name": call.name, "arguments": arguments})
             self._calls += 1
         said = ResponseMessage(
             content="" if calls else message.content,

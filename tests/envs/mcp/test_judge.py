@@ -16,7 +16,7 @@ from rti_exp.envs.base import InfrastructureError
 from rti_exp.envs.mcp import Mcp
 from rti_exp.envs.mcp.judge import Judge, read_verdict
 from rti_exp.rollout.environment_calls import environment_call
-from rti_exp.types import Message
+from rti_exp.types import Message, ToolCall
 from tests.support.mcp import (
     COUNT_TO_3,
     START,
@@ -44,6 +44,14 @@ def judged(folder: Path, counter: list[str], model: FakeJudge) -> Mcp:
     rubric = [{"check": "judge", "name": "polite", "question": "Is the answer polite?", "text": "the answer is polite"}]
     path = task_file(folder, {**COUNT_TO_3, "rubric": rubric})
     return Mcp(command=counter, tasks_file=path, judge_model=model, shared=True, seconds=START)
+
+
+def test_the_judge_reads_calls_without_escapes_and_once() -> None:
+    model = FakeJudge(['{"met": true}'])
+    call = ToolCall(name="go", arguments={"to": "Zürich"})
+    text = '{"name": "go", "arguments": {"to": "Zürich"}}'
+    Judge(model).met([Message(role="assistant", content=text, tool_calls=(call,))], "Was it Zürich?")
+    assert model.asked[0][0][1].content.count(text) == 1
 
 
 def test_a_judges_verdict_is_the_reward(tmp_path: Path, counter: list[str]) -> None:

@@ -66,6 +66,14 @@ def test_an_episode_from_its_opening_to_its_reward() -> None:
         episode.step(say("Hello?"))
 
 
+def test_a_tools_result_has_no_escapes_and_the_benchmarks_own_transcript_does() -> None:
+    """The benchmark compares its own text; the policy reads the letters."""
+    episode = start()
+    result = episode.step(use("create_task", user_id="user_1", title="Zürich"))
+    assert '"title": "Zürich"' in result.observations[0].content
+    assert "Z\\u00fcrich" in episode.transcript[-1].content
+
+
 def test_a_history_of_the_tasks_own_is_part_of_the_opening() -> None:
     episode = start(task_of("mock", "update_task_with_message_history"))
     assert [message.role for message in episode.messages] == [
