@@ -13,7 +13,7 @@ import itertools
 import os
 import sys
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from rti_exp.processes.background_loop import run
 
 if TYPE_CHECKING:
     from mcp import ClientSession  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
+    from mcp.client.session import MessageHandlerFnT  # pyright: ignore[reportMissingImports]
 
 BASE_ENVIRONMENT = ("PYTHONPATH", "VIRTUAL_ENV", "JAVA_HOME", "NODE_PATH")
 """Variables that a server gets in addition to the SDK's choice (PATH, HOME, ...) and those that the config names."""
@@ -204,7 +205,7 @@ async def _close(connections: Sequence[_Connection]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _connected(server: ServerSpec, on_message: Callable[[Any], Awaitable[None]]) -> AsyncIterator[ClientSession]:
+async def _connected(server: ServerSpec, on_message: MessageHandlerFnT) -> AsyncIterator[ClientSession]:
     from mcp import ClientSession, StdioServerParameters  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
     from mcp.client.stdio import stdio_client  # pyright: ignore[reportMissingImports]
 
