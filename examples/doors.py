@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rti_exp.envs.base import StepResult
-from rti_exp.types import Evidence, EvidenceLevel, Message, Task
+from rti_exp.types import Evidence, EvidenceLevel, Message, Task, ToolCall
 
 CODE = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
 READ = {"name": "read_note", "description": "Read the note.", "parameters": {"type": "object", "properties": {}}}
@@ -17,18 +17,18 @@ class DoorEpisode:
 
     def step(self, message: Message) -> StepResult:
         self.turns += 1
-        if message.tool_calls or message.malformed is not None:
-            return StepResult(observations=(Message(role="tool", content=self._call(message)),), done=False)
+        errors = () if message.malformed is None else (f"Error: {message.malformed}",)
+        if texts := (*map(self._answer, message.tool_calls), *errors):
+            return StepResult(observations=tuple(Message(role="tool", content=text) for text in texts), done=False)
         return StepResult(observations=(), done=True, reward=float(self.door == "open"))
 
-    def _call(self, message: Message) -> str:
-        call, code = (*message.tool_calls, None)[0], self.task.payload["code"]
-        if call is not None and call.name == "read_note":
-            return f"The code is {code}."
-        if call is None or call.name != "enter" or not isinstance(call.arguments.get("code"), str):
-            return f"Error: {message.malformed or 'no such tool, or no code.'}"
+    def _answer(self, call: ToolCall) -> str:
+        if call.name == "read_note":
+            return f"The code is {self.task.payload['code']}."
+        if call.name != "enter" or not isinstance(call.arguments.get("code"), str):
+            return "Error: no such tool, or no code."
         if self.door == "closed":
-            self.door = "open" if call.arguments["code"] == code else "locked"
+            self.door = "open" if call.arguments["code"] == self.task.payload["code"] else "locked"
         return f"The door is {self.door}."
 
     def evidence(self, level: EvidenceLevel) -> Evidence:

@@ -84,8 +84,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One chat message. `malformed` says why a tool call in `content` could not be read; `thinking` is the assistant's
-    text before `content`, which environments do not see."""
+    """One chat message. `malformed` says why a tool call of the turn could not be read; those that could are in
+    `tool_calls`. `thinking` is the assistant's text before `content`, which environments do not see."""
 
     role: Role
     content: str

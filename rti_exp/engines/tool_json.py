@@ -1,6 +1,7 @@
-"""Strict reading of the JSON of a tool call that a model wrote.
+"""Reading the JSON of a tool call that a model wrote.
 
-What is accepted can always be written as strict JSON again. Every error is a sentence for the model.
+What is accepted can always be written as strict JSON again. Line breaks and other control characters in strings are
+accepted, since models and servers write them as they are. Every error is a sentence for the model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ def read_tool_json(text: str) -> Any:
     """
     try:
         value = json.loads(
-            text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite_float
+            text,
+            strict=False,
+            object_pairs_hook=_unique_keys,
+            parse_constant=_refuse_constant,
+            parse_float=_finite_float,
         )
     except json.JSONDecodeError as error:
         raise MalformedToolCall(f"The tool call is not valid JSON: {error.msg} at character {error.pos}.") from error
@@ -42,13 +47,33 @@ def read_tool_json(text: str) -> Any:
 
 
 def require_arguments(value: Any) -> Mapping[str, Any]:
-    """
+    """The arguments; an empty text and null are no arguments.
+
     Raises:
-        MalformedToolCall: the arguments are not an object.
+        MalformedToolCall: they are anything else than an object.
     """
+    if value is None or value == "":
+        return {}
     if not isinstance(value, dict):
         raise MalformedToolCall('The "arguments" of the tool call must be an object.')
     return value
+
+
+def read_arguments(value: Any) -> Mapping[str, Any]:
+    """The arguments of a call as an endpoint sends them: JSON text, an object itself, or nothing.
+
+    Raises:
+        MalformedToolCall: they are anything else.
+    """
+    if isinstance(value, str):
+        return require_arguments(read_tool_json(value) if value.strip() else None)
+    _check_contents(value)
+    return require_arguments(read_tool_json(json.dumps(value)))
+
+
+def numbered(reason: str, number: int, count: int) -> str:
+    """Why call `number` (from 1) of a turn's `count` calls cannot be read."""
+    return reason if count == 1 else f"Call {number} of {count}: {reason}"
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from rti_exp.engines.base import EngineUnusable
+from rti_exp.engines.model_text import verdict_text
 from rti_exp.envs.base import InfrastructureError
 from rti_exp.types import Message
 
@@ -83,11 +84,8 @@ class Referee(Generic[T]):
 
 def json_object(text: str) -> dict[str, Any] | None:
     """The answer's JSON object, or None. Thinking before it and a code fence around it are removed."""
-    body = text.rpartition("</think>")[2].strip()
-    if body.startswith("```") and body.endswith("```"):
-        body = body[3:-3].removeprefix("json").strip()
     try:
-        answer = json.loads(body)
-    except ValueError:
+        answer = json.loads(verdict_text(text), strict=False)
+    except (ValueError, RecursionError):
         return None
     return answer if isinstance(answer, dict) else None

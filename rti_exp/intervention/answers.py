@@ -1,13 +1,15 @@
 """Reading the roles' answers: strict JSON, or unreadable.
 
 A judge's answer decides what is trained, so nothing is guessed: no truthiness (`1`, `"true"`), no duplicate, missing or
-extra keys, no NaN, no text around the object.
+extra keys, no NaN, no text around the object but thinking and a code fence.
 """
 
 from __future__ import annotations
 
 import json
 from typing import Any, NoReturn
+
+from rti_exp.engines.model_text import verdict_text
 
 
 class Unreadable(ValueError):
@@ -49,7 +51,12 @@ def _boolean(answer: dict[str, Any], key: str) -> bool:
 
 def _read_object(text: str, *, required: set[str], optional: set[str]) -> dict[str, Any]:
     try:
-        answer = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
+        answer = json.loads(
+            verdict_text(text),
+            strict=False,
+            object_pairs_hook=_without_duplicates,
+            parse_constant=_refuse_constant,
+        )
     except (ValueError, RecursionError) as error:
         raise Unreadable(str(error)) from error
     if not isinstance(answer, dict):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from rti_exp.config.group_settings import PromptSettings
 from rti_exp.engines.base import Engine, GenerateRequest, Sampling, ScoreRequest
+from rti_exp.engines.model_text import verdict_text
 from rti_exp.envs.town.families import FAMILIES
 from rti_exp.objective.perplexity import log_perplexity
 from rti_exp.pretraining.corpus import (
@@ -197,7 +198,7 @@ def _action_text(message: Message) -> str:
 
 def _field(answer: str, name: str) -> object:
     try:
-        value = json.loads(answer)
+        value = json.loads(verdict_text(answer), strict=False)
     except ValueError:
         return None
     return value.get(name) if isinstance(value, Mapping) else None

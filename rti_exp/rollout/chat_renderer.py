@@ -17,15 +17,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rti_exp.config.chat_settings import ChatSettings, History, ToolFormat, ToolSchemas
-from rti_exp.rollout.chat_template import ChatTemplate, UnsupportedTemplate
-from rti_exp.rollout.text_encoder import TextEncoder
-from rti_exp.rollout.tool_calls import CallFormat, HermesCalls, JsonCalls, MalformedToolCall, tools_text
-from rti_exp.types import Message, ToolCall
+from rti_exp.engines.model_text import THINK, THINK_END, UNENDED_THINKING, split_thinking, tags_in
+from rti_exp.rollout.chat_template import ChatTemplate, UnsupportedTemplate, filled
+from rti_exp.rollout.text_encoder import TextEncoder, after_placeholders, split_at, split_before
+from rti_exp.rollout.tool_calls import CallFormat, HermesCalls, JsonCalls, Places, tools_text
+from rti_exp.types import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-_THINK, _THOUGHT = "<think>", "</think>"
 
 
 class ChatRenderer:
@@ -49,12 +48,13 @@ class ChatRenderer:
         self._native_tools = self._template.renders_tools("probe_tool", marked="<tool_call>")
         self._calls = self._format()
         self._end = self._text.control[self._template.end]
-        self._markers = tuple(
-            marker for marker in (*self._calls.markers, _THINK, _THOUGHT) if marker in self._text.control
-        )
+        self._tags = (*self._calls.markers, THINK, THINK_END)
+        self._markers = frozenset(self._tags) & self._text.control.keys()
         self._stop_ids = self._stops(tokenizer)
-        header, _ = self._template.opening([Message(role="user", content="u")], ())
-        self._thinks_at_once = header.rstrip().endswith(_THINK)
+        opening, _ = self._template.opening([Message(role="user", content="u")], ())
+        self._thinks_at_once = opening.rstrip().endswith(THINK)
+        self._header = self._end_of_header(opening)
+        self._header_ids = self._text.encode_pieces(self._header)
         self._check_ids(tokenizer)
         history = self.settings.history
         self.rerenders = history is History.template or (history is History.auto and not self._template.extends())
@@ -77,14 +77,33 @@ class ChatRenderer:
             stops.append(tokenizer.eos_token_id)
         return tuple(dict.fromkeys(stops))
 
+    def _end_of_header(self, opening: str) -> list[str]:
+        """The last control token of a turn's header, and the text after it: the pieces to the left of a turn."""
+        *_, last = pieces = split_at(opening, tuple(self._text.control))
+        tail = after_placeholders(last)
+        return ["", pieces[-2], tail] if len(pieces) > 1 and tail == last else [tail]
+
     def _check_ids(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        text, data = self._template.opening([Message(role="user", content="Hello, world")], ())
-        for name, content in data.items():
-            text = text.replace(name, content)
-        if tuple(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids) != self._text.encode(text):
+        """That a whole turn, rendered piece by piece, has the ids that the tokenizer gives its text."""
+        hello = Message(role="user", content="Hello, world")
+        turn = f"{THINK}{THINK_END}\n\nThe answer" if self._thinks_at_once else "The answer"
+        opening, opening_ids = filled(*self._template.opening([hello], ())), self.opening([hello], ())
+        end, rest = self._template.after_end(filled(*self._template.after_turn([hello])))
+        text = f"{opening}{turn.removeprefix(THINK)}{end}{rest}"
+        ids = opening_ids + self.action_ids(turn) + self.appended([hello], closed=True)
+        native, native_opening = (
+            tuple(tokenizer.backend_tokenizer.encode(part, add_special_tokens=False).ids) for part in (text, opening)
+        )
+        # A policy cannot write a token that spans the border of header and turn.
+        spans_border = native[: len(opening_ids)] != native_opening
+        if native_opening != opening_ids or (native != ids and not spans_border):
             raise UnsupportedTemplate(
                 "the tokenizer encodes a text differently after a control token: it is not supported"
             )
+
+    def _pieces(self, text: str) -> list[str]:
+        """A turn's text, split at the tags that are control tokens."""
+        return split_before(text, tags_in(text, self._markers))
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -104,7 +123,7 @@ class ChatRenderer:
         native = self._native_tools and schemas is ToolSchemas.full
         if tools and not native and schemas is not ToolSchemas.none:
             kept = _with_instruction(kept, f"{tools_text(tools, schemas)}\n{self._calls.instruction}")
-        text, data = self._template.opening([*kept, *later], tools if native else (), markers=self._markers)
+        text, data = self._template.opening([*kept, *later], tools if native else (), pieces=self._pieces)
         return self._text.encode(text, data)
 
     def appended(self, messages: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
@@ -119,8 +138,9 @@ class ChatRenderer:
         If the template's header opens the thinking, a text without thinking ends it at once: all of it is the answer.
         """
         if self._thinks_at_once:
-            text = text.removeprefix(_THINK).lstrip("\n") if _THOUGHT in text else f"\n{_THOUGHT}\n\n{text}"
-        return (*self._text.encode(text, control=self._markers), self._end)
+            thinks = any(tags_in(text, (THINK_END,)))
+            text = text.removeprefix(THINK).lstrip("\n") if thinks else f"\n{THINK_END}\n\n{text}"
+        return (*self._text.encode_behind(self._header, self._pieces(text)), self._end)
 
     def calls_text(self, message: Message) -> str:
         """The turn's text, with its calls in this renderer's format."""
@@ -133,31 +153,18 @@ class ChatRenderer:
     def message(self, action_ids: Sequence[int]) -> Message:
         """The assistant message that these ids spell; an unreadable tool call is kept as `malformed`."""
         body = action_ids[:-1] if action_ids and action_ids[-1] in self._stop_ids else action_ids
-        text = self.text(body)
-        thinking, content = _split_thinking(f"{_THINK}{text}" if self._thinks_at_once else text)
-        if thinking is None:
-            return Message(
-                role="assistant", content="", thinking=content, malformed="The turn ended before its thinking did."
-            )
-        calls: tuple[ToolCall, ...] = ()
-        malformed = None
-        try:
-            calls = self._calls.read(content)
-        except MalformedToolCall as error:
-            malformed = str(error)
-        if calls and self._text.holds_control(body, besides=self._markers):
-            calls, malformed = (), "The tool call holds a control token."
+        text, control = self._text.spelled(body, left=self._header_ids)
+        # A tag that is a token counts where it was sampled as one, any other tag wherever it is spelled.
+        spelled = frozenset(place for place, name in tags_in(text, self._tags) if name not in self._markers)
+        places = Places(
+            tags=spelled.union(place for place, name in control.items() if name in self._markers),
+            control=frozenset(place for place, name in control.items() if name not in self._markers),
+        )
+        thinking, content = split_thinking(text, tags=places.tags, opened=self._thinks_at_once)
+        if content is None:
+            return Message(role="assistant", content="", thinking=thinking, malformed=UNENDED_THINKING)
+        calls, malformed = self._calls.read(content, places.after(len(text) - len(content)))
         return Message(role="assistant", content=content, tool_calls=calls, malformed=malformed, thinking=thinking)
-
-
-def _split_thinking(text: str) -> tuple[str | None, str]:
-    """(thinking, rest). If the thinking did not end, it is (None, thinking)."""
-    before, ended, after = text.rpartition(_THOUGHT)
-    if ended:
-        return before.partition(_THINK)[2].strip("\n") if _THINK in before else before.strip("\n"), after.lstrip("\n")
-    if text.lstrip().startswith(_THINK):
-        return None, text.lstrip().removeprefix(_THINK).strip("\n")
-    return "", text
 
 
 def _with_instruction(messages: Sequence[Message], text: str) -> list[Message]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from rti_exp.rollout.text_encoder import placeholder, split_at
-from rti_exp.types import Message
+from rti_exp.config.settings import SettingsError
+from rti_exp.rollout.text_encoder import PLACEHOLDER_START, placeholder
+from rti_exp.types import Message, Role
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,14 +25,16 @@ _FIRST_CONTROL = 2 * 10**9
 """The number of the first placeholder for control tokens in tools. Those of contents count from 0."""
 
 
-class UnsupportedTemplate(ValueError):
+class UnsupportedTemplate(SettingsError):
     """The chat template cannot be used; the message says why."""
 
 
 class ChatTemplate:
     """Renders messages by `tokenizer.chat_template`, in the sandbox of transformers.
 
-    The template sees placeholders instead of the messages' contents, so that no content can change what it does.
+    The template sees placeholders instead of the messages' contents, so that no content can change what it does. What
+    it refuses is tried once, at the start, and avoided: a system message joins the first user message, a tool's answer
+    becomes a user message, consecutive messages of one role are joined.
 
     Args:
         control: the tokenizer's control tokens, one of which must end an assistant turn.
@@ -49,25 +53,51 @@ class ChatTemplate:
         self._control = control
         self._options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
         self._after_turn = functools.lru_cache(maxsize=1024)(self._render_after_turn)
-        self._knows_tool_role = self._has_tool_role()
+        self._opening_system = self._accepts("system", "user")
+        self._later_system = self._accepts("user", "assistant", "system")
+        self._tool_role = self._accepts("user", "assistant", "tool") and self._accepts(
+            "user", "assistant", "tool", "user"
+        )
+        self._assistant_first = self._accepts("assistant", "user")
+        repeated = {
+            "user": ("user", "user"),
+            "assistant": ("user", "assistant", "assistant", "user"),
+            "tool": ("user", "assistant", "tool", "tool"),
+        }
+        self._joined = frozenset(role for role, roles in repeated.items() if not self._accepts(*roles))
         self.end = self._end_of_turn()
         """The control token that ends an assistant turn."""
 
+    def _accepts(self, *roles: str) -> bool:
+        """Whether the template renders a conversation of these roles, with every message's content."""
+        shown = [{"role": role, "content": placeholder(place)} for place, role in enumerate(roles)]
+        try:
+            text = self._render(shown, None)
+        except UnsupportedTemplate:
+            return False
+        return all(placeholder(place) in text for place in range(len(roles)))
+
     def opening(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, markers: Sequence[str] = ()
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        pieces: Callable[[str], list[str]] = lambda text: [text],
     ) -> Text:
         """A conversation up to the header of the next assistant turn.
 
-        The control tokens `markers` count in the assistant's contents. Its thinking goes to the template separately.
+        `pieces` splits the assistant's contents at the control tokens that count in them. Its thinking goes to the
+        template separately.
         """
-        shown, data = self._placed(messages, markers)
+        shown, data = _placed(self._shaped(messages, opening=True), pieces)
         schemas, more = self._tools(tools)
         return self._render(shown, schemas), {**data, **more}
 
     def after_turn(self, messages: Sequence[Message]) -> Text:
         """The text after an assistant turn's content: its end, these messages, and the header of the next turn."""
-        _, data = self._placed(messages)
-        return self._after_turn(tuple((message.role, bool(message.content)) for message in messages)), data
+        shaped = self._shaped(messages)
+        _, data = _placed(shaped)
+        return self._after_turn(tuple((message.role, bool(message.content)) for message in shaped)), data
 
     def extends(self) -> bool:
         """Whether a longer probe conversation renders as the shorter one plus the appended text.
@@ -78,9 +108,9 @@ class ChatTemplate:
         turn, answer = Message(role="assistant", content="a"), Message(role="tool", content="t")
         last = Message(role="user", content="v")
         try:
-            rendered = _filled(*self.opening([*opening, turn, answer, turn, last], ()))
-            pieces = [_filled(*self.opening(opening, ()))]
-            pieces += ["a" + _filled(*self.after_turn([message])) for message in (answer, last)]
+            rendered = filled(*self.opening([*opening, turn, answer, turn, last], ()))
+            pieces = [filled(*self.opening(opening, ()))]
+            pieces += ["a" + filled(*self.after_turn([message])) for message in (answer, last)]
         except UnsupportedTemplate:
             return False
         return _without_thoughts("".join(pieces)) == _without_thoughts(rendered)
@@ -94,38 +124,34 @@ class ChatTemplate:
             return False
         return name in text and marked in text
 
-    def _placed(
-        self, messages: Sequence[Message], markers: Sequence[str] = ()
-    ) -> tuple[list[dict[str, str]], dict[str, str]]:
-        """Messages in the template's form, with placeholders for contents that are not empty."""
-        shown: list[dict[str, str]] = []
-        data: dict[str, str] = {}
-
-        def hidden(text: str) -> str:
-            if not text:
-                return ""
-            name = placeholder(len(data))
-            data[name] = text
-            return name
-
-        for message in messages:
-            role, content = message.role, message.content
-            if role == "tool" and not self._knows_tool_role:
-                role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
-            if role != "assistant":
-                shown.append({"role": role, "content": hidden(content)})
-                continue
-            pieces = split_at(content, markers)
-            kept = "".join(piece if index % 2 else hidden(piece) for index, piece in enumerate(pieces))
-            thought = {"reasoning_content": hidden(message.thinking)} if message.thinking else {}
-            shown.append({"role": role, "content": kept, **thought})
-        return shown, data
+    def _shaped(self, messages: Sequence[Message], *, opening: bool = False) -> list[Message]:
+        """The messages in roles, and in an order of roles, that the template accepts."""
+        shaped: list[Message] = []
+        joins = False
+        for place, message in enumerate(messages):
+            first = opening and place == 0
+            if message.role == "tool" and not self._tool_role:
+                message = Message(role="user", content=f"<tool_response>\n{message.content}\n</tool_response>")
+            is_system = message.role == "system"
+            if is_system and not (self._opening_system if first else self._later_system):
+                message = replace(message, role="user")
+            if shaped and shaped[-1].role == message.role and (joins or message.role in self._joined):
+                shaped[-1] = _join(shaped[-1], message)
+            else:
+                shaped.append(message)
+            joins = first and is_system and message.role == "user"
+        begins = next((place for place, message in enumerate(shaped) if message.role != "system"), len(shaped))
+        if opening and not self._assistant_first and shaped[begins:] and shaped[begins].role == "assistant":
+            shaped.insert(begins, Message(role="user", content=""))
+        return shaped
 
     def _tools(self, tools: Sequence[Mapping[str, Any]]) -> tuple[list[Any] | None, dict[str, str]]:
-        """Tools in the OpenAI form; control tokens in their text are data."""
+        """Tools in the OpenAI form; control tokens and placeholders in their text are data."""
         if not tools:
             return None, {}
-        names = {text: placeholder(_FIRST_CONTROL + index) for index, text in enumerate(self._control)}
+        texts = sorted((*self._control, PLACEHOLDER_START), key=len, reverse=True)
+        names = {text: placeholder(_FIRST_CONTROL + index) for index, text in enumerate(texts)}
+        active = re.compile("|".join(map(re.escape, texts)))
 
         def safe(value: Any) -> Any:
             if isinstance(value, Mapping):
@@ -133,8 +159,7 @@ class ChatTemplate:
             if isinstance(value, list | tuple):
                 return [safe(item) for item in value]
             if isinstance(value, str):
-                for text, name in names.items():
-                    value = value.replace(text, name)
+                return active.sub(lambda match: names[match[0]], value)
             return value
 
         wrapped = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
@@ -155,25 +180,13 @@ class ChatTemplate:
         assert isinstance(text, str)
         return text
 
-    def _render_after_turn(self, kinds: tuple[tuple[str, bool], ...]) -> str:
+    def _render_after_turn(self, kinds: tuple[tuple[Role, bool], ...]) -> str:
         user, turn = {"role": "user", "content": "u"}, {"role": "assistant", "content": _TURN}
-        later = [
-            Message(role=role, content="x" if filled else "")  # pyright: ignore[reportArgumentType]
-            for role, filled in kinds
-        ]
-        shown, _ = self._placed(later)
+        shown, _ = _placed([Message(role=role, content="x" if has_content else "") for role, has_content in kinds])
         parts = self._render([user, turn, *shown], None).split(_TURN)
         if len(parts) != 2:
             raise UnsupportedTemplate("the chat template does not render an assistant turn as it was written")
         return parts[1]
-
-    def _has_tool_role(self) -> bool:
-        self._knows_tool_role = True
-        try:
-            text = self._render_after_turn((("tool", True),))
-        except UnsupportedTemplate:
-            return False
-        return placeholder(0) in text
 
     def _end_of_turn(self) -> str:
         text = self._after_turn((("user", True),)).lstrip()
@@ -194,10 +207,38 @@ class ChatTemplate:
         return self.end, stripped.removeprefix(self.end)
 
 
-def _filled(text: str, data: Mapping[str, str]) -> str:
+def filled(text: str, data: Mapping[str, str]) -> str:
+    """A template's text with its data."""
     for name, content in data.items():
         text = text.replace(name, content)
     return text
+
+
+def _placed(
+    messages: Sequence[Message], pieces: Callable[[str], list[str]] = lambda text: [text]
+) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """Messages in the template's form, with placeholders for contents that are not empty."""
+    shown: list[dict[str, str]] = []
+    data: dict[str, str] = {}
+
+    def hidden(text: str) -> str:
+        if not text:
+            return ""
+        name = placeholder(len(data))
+        data[name] = text
+        return name
+
+    for message in messages:
+        split = pieces(message.content) if message.role == "assistant" else [message.content]
+        kept = "".join(piece if index % 2 else hidden(piece) for index, piece in enumerate(split))
+        thought = {"reasoning_content": hidden(message.thinking)} if message.thinking else {}
+        shown.append({"role": message.role, "content": kept, **thought})
+    return shown, data
+
+
+def _join(first: Message, second: Message) -> Message:
+    thinking = "\n\n".join(filter(None, (first.thinking, second.thinking)))
+    return replace(first, content=f"{first.content}\n\n{second.content}", thinking=thinking)
 
 
 def _without_thoughts(text: str) -> str:

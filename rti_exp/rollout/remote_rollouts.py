@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from rti_exp.config.remote_settings import RemotePolicySettings, ToolCalls
 from rti_exp.engines.remote import Cause, ChatModel, RemoteFailure
 from rti_exp.engines.remote.transcript import Transcript, messages_of
-from rti_exp.engines.tool_json import MalformedToolCall
 from rti_exp.envs.base import Environment, Episode, InfrastructureError
 from rti_exp.randomness import derive_seed
 from rti_exp.rollout.environment_calls import broken_trajectory, check_result, environment_call
 from rti_exp.rollout.live_episode import read_opening
 from rti_exp.rollout.segments import Opening
-from rti_exp.rollout.tool_calls import parse_tool_call
+from rti_exp.rollout.tool_calls import JsonCalls
 from rti_exp.types import Author, Message, Status, Task, Trajectory, Turn
 
 TEXT_CALLS = (
@@ -125,14 +124,8 @@ class RemoteRollouts:
 
 def _with_call(message: Message) -> Message:
     """The message with the call that its text spells. A text that begins like a call counts as an attempt at one."""
-    text = message.content.strip()
-    if not text.startswith("{"):
-        return message
-    try:
-        call = parse_tool_call(text)
-    except MalformedToolCall as error:
-        return dataclasses.replace(message, content=text, malformed=str(error))
-    return dataclasses.replace(message, content=text, tool_calls=(call,))
+    calls, malformed = JsonCalls().read(message.content)
+    return dataclasses.replace(message, tool_calls=calls, malformed=malformed or message.malformed)
 
 
 def _turn(message: Message, observations: Sequence[Message], state_hash: str) -> Turn:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from rti_exp.rollout.text_encoder import TextEncoder
-from rti_exp.rollout.tool_calls import JsonCalls, MalformedToolCall
+from rti_exp.rollout.tool_calls import JsonCalls, Places
 from rti_exp.types import Message
 
 if TYPE_CHECKING:
@@ -67,11 +67,7 @@ class TokenRenderer:
 
     def message(self, action_ids: Sequence[int]) -> Message:
         body = action_ids[:-1] if action_ids and action_ids[-1] == self._end else action_ids
-        content = self.text(body)
-        if content.lstrip().startswith("{") and not self.control_ids.isdisjoint(body):
-            return Message(role="assistant", content=content, malformed="The tool call holds a control token.")
-        try:
-            calls = JsonCalls().read(content)
-        except MalformedToolCall as error:
-            return Message(role="assistant", content=content, malformed=str(error))
-        return Message(role="assistant", content=content, tool_calls=calls)
+        content, control = self._text.spelled(body)
+        places = Places(control=frozenset(place for place, name in control.items() if name in self._control))
+        calls, malformed = JsonCalls().read(content, places)
+        return Message(role="assistant", content=content, tool_calls=calls, malformed=malformed)

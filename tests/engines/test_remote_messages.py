@@ -83,8 +83,11 @@ def test_a_tool_call_is_read() -> None:
         ('{"a": "\\ud800"}', "holds half of a surrogate pair"),
         ('{"a": ' + "[" * 40 + "]" * 40 + "}", "is nested too deeply"),
         ("[" * 100_000, "is nested too deeply"),
-        ({"query": "x"}, "must be text"),
-        (None, "must be text"),
+        ([1], "must be an object"),
+        (3, "must be an object"),
+        ({"a": float("nan")}, "holds NaN"),
+        ({"a": "\ud800"}, "holds half of a surrogate pair"),
+        ({"a": json.loads("[" * 400 + "]" * 400)}, "is nested too deeply"),
     ],
 )
 def test_malformed_arguments_are_the_models_mistake(arguments: Any, why: str) -> None:
@@ -93,6 +96,38 @@ def test_malformed_arguments_are_the_models_mistake(arguments: Any, why: str) ->
     assert message.content == "let me see"
     assert message.malformed is not None
     assert why in message.malformed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read_as"),
+    [
+        (None, {}),
+        ("", {}),
+        (" ", {}),
+        ("null", {}),
+        ({}, {}),
+        ({"query": "x"}, {"query": "x"}),
+        ('{"query": "two\nlines\tand a tab"}', {"query": "two\nlines\tand a tab"}),
+    ],
+)
+def test_arguments_in_the_forms_that_servers_send(arguments: Any, read_as: dict[str, Any]) -> None:
+    message = read(content=None, message={"tool_calls": [a_call(arguments=arguments)]})
+    assert message == Message(role="assistant", content="", tool_calls=(ToolCall(name="search", arguments=read_as),))
+
+
+def test_a_call_without_arguments_has_none() -> None:
+    call = {"id": "abc", "type": "function", "function": {"name": "search"}}
+    assert read(content=None, message={"tool_calls": [call]}).tool_calls == (ToolCall(name="search", arguments={}),)
+
+
+def test_each_call_is_read_by_itself() -> None:
+    message = read(content=None, message={"tool_calls": [a_call(arguments="{"), a_call("b", "{}"), a_call("c", "[]")]})
+    assert message.tool_calls == (ToolCall(name="b", arguments={}),)
+    assert message.malformed is not None
+    assert message.malformed.startswith("Call 1 of 3: The tool call is not valid JSON")
+    assert message.malformed.endswith('Call 3 of 3: The "arguments" of the tool call must be an object.')
+    assert '"name": "search"' in message.content
+    assert '"name": "b"' not in message.content
 
 
 def test_a_malformed_call_without_text_shows_what_was_called() -> None:
@@ -137,7 +172,11 @@ def test_thinking_is_separated() -> None:
     expected = Message(role="assistant", content="yes", thinking="hm")
     assert read(content="yes", message={"reasoning_content": "hm"}) == expected
     assert read(content="<think>\nhm\n</think>\n\nyes") == expected
-    assert read(content="a <think>hm</think> yes").content == "a <think>hm</think> yes"
+    assert read(content="hm\n</think>\n\nyes") == expected
+    assert read(content="hm</think>yes", message={"reasoning_content": ""}) == expected
+    assert read(content="a <think>hm</think> yes") == Message(role="assistant", content="yes", thinking="a hm")
+    unended = Message(role="assistant", content="", malformed="The turn ended before its thinking did.", thinking="5")
+    assert read(content="<think>5") == unended
 
 
 def test_a_refusal_is_an_answer() -> None:

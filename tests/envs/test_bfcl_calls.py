@@ -105,6 +105,11 @@ def test_several_calls_in_one_turn_are_answered_one_by_one() -> None:
         '{"current_working_directory": "document"}',
         "{}",
     ]
+    half = episode.step(Message(role="assistant", content="", tool_calls=calls[:1], malformed="Call 2 is broken."))
+    assert [one.content for one in half.observations] == [
+        '{"current_working_directory": "document"}',
+        "Error during execution: Call 2 is broken.",
+    ]
     too_many = Message(role="assistant", content="", tool_calls=calls[:1] * 65)
     assert "more than 64 calls" in episode.step(too_many).observations[0].content
 

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,11 @@ def test_bad_calls_are_answered_and_secrets_stay_here(checkout: Path, monkeypatc
         result = episode.step(message)
         assert text in result.observations[0].content
         assert not result.done
+    half = replace(use("fly"), malformed="Call 2 is broken.")
+    answers = [one.content for one in episode.step(half).observations]
+    assert len(answers) == 2
+    assert "unknown tool 'fly'" in answers[0]
+    assert answers[1] == "Error: Call 2 is broken."
 
 
 @pytest.mark.parametrize(

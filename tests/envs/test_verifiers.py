@@ -7,6 +7,7 @@ import json
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,6 +44,13 @@ def play(episode: VerifiersEpisode, *texts: str) -> StepResult:
 
 def code(task: Task) -> str:
     return task.payload["row"]["answer"]
+
+
+def test_a_readable_call_is_carried_out_though_another_of_the_turn_is_broken() -> None:
+    world = locks(kind="tools")
+    episode = world.start(world.tasks("train")[0])
+    result = episode.step(replace(multiply(a=6, b=7), malformed="Call 2 is broken."))
+    assert [one.content for one in result.observations] == ["42", "Error: Call 2 is broken."]
 
 
 def test_rows_are_tasks_and_every_fourth_is_held_out() -> None:

@@ -60,16 +60,18 @@ def tool_call(data: bytes) -> str:
 
 def verdict(data: bytes) -> str:
     """True, False and a text, or unreadable; nothing is guessed."""
+    from rti_exp.engines.model_text import verdict_text
     from rti_exp.intervention.answers import Unreadable, read_harmful, read_pass
 
     text = data.decode("utf-8", "replace")
+    said = verdict_text(text)
     found = []
     try:
         harmful, reason = read_harmful(text)
     except Unreadable as error:
         found.append(told(error))
     else:
-        assert json.loads(text)["harmful"] is harmful
+        assert json.loads(said, strict=False)["harmful"] is harmful
         assert isinstance(harmful, bool)
         strict(reason)
         found.append(f"{harmful} {bool(reason)}")
@@ -78,7 +80,7 @@ def verdict(data: bytes) -> str:
     except Unreadable as error:
         found.append(told(error))
     else:
-        assert json.loads(text) == {"pass": passed}
+        assert json.loads(said) == {"pass": passed}
         assert isinstance(passed, bool)
         found.append(f"pass {passed}")
     return "; ".join(found)
@@ -101,6 +103,24 @@ def rendering(data: bytes) -> str:
 
 
 FILES = ("status.json", "metrics.jsonl", "interventions.jsonl", "config.yaml", "rollouts.jsonl")
+
+
+def chat_turn(data: bytes) -> str:
+    """Any turn of a chat model is read and rendered again; a call's arguments are strict JSON and stay as they are."""
+    from tests.support.chat_fakes import SAY, chat_renderer
+
+    renderer, text = chat_renderer(), data.decode("utf-8", "replace")
+    ids = renderer.action_ids(text)
+    assert renderer.text(ids[:-1]) == text
+    message = renderer.message(ids)
+    for called in message.tool_calls:
+        strict({"name": called.name, "arguments": dict(called.arguments)})
+    again = renderer.message(renderer.action_ids(renderer.calls_text(message)))
+    assert again.tool_calls == message.tool_calls
+    shown = renderer.text(renderer.opening([message], [{**SAY, "description": text}]))
+    assert message.content in shown
+    renderer.message(list(data))
+    return f"{len(message.tool_calls)} {bool(message.thinking)} {told(ValueError(message.malformed))}"
 
 
 def run_reader(data: bytes) -> str:
@@ -143,11 +163,14 @@ TARGETS: dict[str, Callable[[bytes], str]] = {
     "tool_call": tool_call,
     "verdict": verdict,
     "rendering": rendering,
+    "chat_turn": chat_turn,
     "run_reader": run_reader,
 }
 WORDS = [
     b'{"name": "open", "arguments": {}}', b'{"harmful": true, "reason": "x"}', b'{"pass": false}', b'"arguments"',
     b"\\ud800", b"\\u0000", b"NaN", b"-Infinity", b"1e999", b"9" * 60, b"[" * 40, b'{"a":' * 40, b"\xff\xfe", b"\x00",
+    b"<tool_call>", b"</tool_call>", b"<think>", b"</think>", b"\xee\x80\x800\xee\x80\x81", b"```json\n",
+    b'<tool_call>{"name": "say", "arguments": {"t": "</tool_call>"}}</tool_call>', b"<|im_end|>",
     b"<|end|>", b"<|assistant|>", b"\xef\xbf\xbd", b"\xe2\x80\xa8", b'{"state": "done"}', b'{"iteration": 1}\n',
     b'{"kind": "eval", "iteration": 0, "tasks": []}\n', b"null", b"true", b"!!python/object", b"&a [*a]", b"\n", b"inf",
 ]  # fmt: skip

@@ -12,13 +12,23 @@ from rti_exp.intervention.answers import Unreadable, read_harmful, read_pass
         ('{"harmful": true}', (True, "")),
         (' {"reason": "{evidence}", "harmful": true}\n', (True, "{evidence}")),
         ('{"harmful": false, "reason": ""}', (False, "")),
+        ('{"harmful": true, "reason": "two\nlines"}', (True, "two\nlines")),
+        ('```json\n{"harmful": true, "reason": "x"}\n```', (True, "x")),
     ],
 )
 def test_read_harmful(text, answer):
     assert read_harmful(text) == answer
 
 
-@pytest.mark.parametrize(("text", "answer"), [('{"pass": true}', True), ('{"pass":false}', False)])
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ('{"pass": true}', True),
+        ('{"pass":false}', False),
+        ('```json\n{"pass": true}\n```', True),
+        ('{"pass": true}?</think>\n```\n{"pass": false}\n```', False),
+    ],
+)
 def test_read_pass(text, answer):
     assert read_pass(text) is answer
 
@@ -49,7 +59,9 @@ def test_read_pass(text, answer):
         '{"pass": true} and so on',
         '{"pass": true}{"pass": true}',
         'So: {"pass": true}',
-        '```json\n{"pass": true}\n```',
+        '```json\n{"pass": true}',
+        '```yaml\n{"pass": true}\n```',
+        '<think>{"pass": true}',
         '{"pass": true',
         '{"pass": {"pass": true, "pass": true}}',
         '{"pass": ' + "9" * 10_000 + "}",

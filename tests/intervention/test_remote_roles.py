@@ -279,3 +279,11 @@ def test_a_check_that_says_no_decides_though_another_was_lost() -> None:
     assert record.outcome is Outcome.ROLE_UNAVAILABLE
     assert record.error == "[lost: rejected: status 400: this prompt is too long]"
     assert [check.failure is not None for check in record.checks] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("form", ["```json\n{}\n```", "it may be\n</think>\n\n{}", "<think>hm</think>```\n{}```"])
+def test_verdicts_are_read_behind_thinking_and_in_a_fence(form: str) -> None:
+    with FaultyServer(answer=say(form.replace("{}", HARMFUL))) as server:
+        assert {record.step for record in validated(server)} == {0}
+    with FaultyServer(answer=say(form.replace("{}", PASS))) as server:
+        assert verified(server)[0].outcome is Outcome.ACCEPTED

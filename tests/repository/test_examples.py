@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,12 @@ def test_bad_calls_get_an_answer_and_only_the_code_opens(turns: list[Message], r
     assert [result.done for result in results] == [False] * (len(turns) - 1) + [True]
     assert all(len(result.observations) == 1 for result in results[:-1])
     assert results[-1].reward == reward
+
+
+def test_each_call_of_a_turn_is_answered() -> None:
+    both = replace(call("read_note"), tool_calls=(*call("read_note").tool_calls, *call("knock").tool_calls))
+    texts = [one.content for one in WORLD.start(TASK).step(replace(both, malformed="Call 3 is broken.")).observations]
+    assert texts == [f"The code is {CODE}.", "Error: no such tool, or no code.", "Error: Call 3 is broken."]
 
 
 def test_a_fork_has_the_same_hash_and_every_state_a_different_one() -> None:

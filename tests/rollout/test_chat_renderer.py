@@ -5,12 +5,15 @@ from hypothesis import strategies as st
 from rti_exp.config.chat_settings import ChatSettings, ToolFormat, ToolSchemas
 from rti_exp.rollout.chat_renderer import ChatRenderer
 from rti_exp.rollout.chat_template import UnsupportedTemplate
+from rti_exp.rollout.text_encoder import TextEncoder
 from rti_exp.types import Message, ToolCall
 from tests.support.chat_fakes import CONTROL, DATA, HOSTILE, OPENING, QWEN3_TAGS, TOOLS, chat_tokenizer
 
 QWEN3 = ChatRenderer(chat_tokenizer("qwen3"), ChatSettings(thinking=False))
 THINKING = ChatRenderer(chat_tokenizer("qwen3"), ChatSettings(thinking=True))
 SMOLLM2 = ChatRenderer(chat_tokenizer("smollm2"))
+HERMES = ChatRenderer(chat_tokenizer("smollm2"), ChatSettings(tool_format=ToolFormat.hermes))
+"""Without tokens for the tags."""
 HEADER = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
@@ -126,8 +129,7 @@ def test_calls_in_hermes_format():
         ('<tool_call>\n{"name": "open", "arguments": {}}', "must stand around"),
         ("<tool_call>\n{broken\n</tool_call>", "not valid JSON"),
         ("<tool_call>null</tool_call>", "exactly"),
-        ('<tool_call>{"name": "open", "arguments": {}}</tool_call></tool_call>', "must stand around"),
-        ('<tool_call>{"name": "say", "arguments": {"t": "</tool_call>"}}</tool_call>', "must stand around"),
+        ("</tool_call>", "must stand around"),
     ],
 )
 def test_a_bad_call_is_malformed(text, error):
@@ -135,6 +137,49 @@ def test_a_bad_call_is_malformed(text, error):
     assert message.tool_calls == ()
     assert error in (message.malformed or "")
     assert message.content == text
+
+
+def test_each_call_of_a_turn_is_read_by_itself():
+    opened = ToolCall(name="open", arguments={})
+    text = (
+        '<tool_call>{"name": "open", "arguments": {}}</tool_call><tool_call>{broken</tool_call>'
+        '<tool_call><tool_call>{"name": "open", "arguments": {}}</tool_call></tool_call>'
+    )
+    message = QWEN3.message(QWEN3.action_ids(text))
+    assert message.tool_calls == (opened, opened)
+    assert message.malformed == (
+        "Call 2 of 5: The tool call is not valid JSON: Expecting property name enclosed in double quotes at character "
+        "1. Call 3 of 5: A <tool_call> and its </tool_call> must stand around each tool call. "
+        "Call 5 of 5: A <tool_call> and its </tool_call> must stand around each tool call."
+    )
+
+
+@pytest.mark.parametrize("renderer", [QWEN3, HERMES], ids=["tokens", "text"])
+@pytest.mark.parametrize("tag", ["</tool_call>", "<tool_call>", "</think>", "<think>"])
+def test_tags_inside_arguments_are_text(renderer, tag):
+    call, plain = (ToolCall(name="say", arguments={"body": f"end with {end} please"}) for end in (tag, "it"))
+    text, plain_text = (
+        renderer.calls_text(Message(role="assistant", content="", tool_calls=(shown,))) for shown in (call, plain)
+    )
+    ids = renderer.action_ids(text)
+    message = renderer.message(ids)
+    assert (message.tool_calls, message.malformed, message.thinking) == ((call,), None, "")
+    assert controls(renderer, ids) == controls(renderer, renderer.action_ids(plain_text))
+    thought = renderer.message(renderer.action_ids(f"<think>\nhm\n</think>\n\n{text}{text}"))
+    assert (thought.tool_calls, thought.malformed, thought.thinking) == ((call, call), None, "hm")
+
+
+def test_a_tag_that_is_a_token_counts_only_where_it_is_sampled_as_one():
+    plain = TextEncoder(chat_tokenizer("qwen3").backend_tokenizer).encode_data
+    quoted = "The log says </think> and <tool_call>{broken</tool_call>, then <think>."
+    message = QWEN3.message((*plain(quoted), QWEN3.stop_ids[0]))
+    assert message == Message(role="assistant", content=quoted)
+    thought = QWEN3.message((*QWEN3.action_ids("hm</think>")[:-1], *plain(quoted)))
+    assert (thought.thinking, thought.content, thought.tool_calls, thought.malformed) == ("hm", quoted, (), None)
+    body = ['<tool_call>{"name": "say", "arguments": {"t": "', '"}}</tool_call>']
+    call = QWEN3.message((*QWEN3.action_ids(body[0])[:-1], *plain("</think></tool_call>"), *QWEN3.action_ids(body[1])))
+    assert call.tool_calls == (ToolCall(name="say", arguments={"t": "</think></tool_call>"}),)
+    assert (call.thinking, call.malformed) == ("", None)
 
 
 def test_a_sampled_control_token_makes_a_call_malformed_and_does_not_return_as_one():

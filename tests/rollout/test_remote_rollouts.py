@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -9,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from rti_exp.config.remote_settings import RemotePolicySettings
+from rti_exp.config.remote_settings import RemotePolicySettings, ToolCalls
+from rti_exp.engines.remote.messages import read_reply
 from rti_exp.envs.base import StepResult
 from rti_exp.rollout.remote_rollouts import RemoteRollouts
 from rti_exp.types import Message, Status
-from tests.support.fakes import GuessWorld
+from tests.support.fakes import GuessWorld, call
+from tests.support.faulty_server import completion
 
 
 class Model:
@@ -62,3 +65,46 @@ def test_an_unusable_reward_is_an_infrastructure_failure_and_not_zero(reward: fl
 def test_an_observation_that_is_not_text_is_an_infrastructure_failure():
     trajectory = rolled_out(scoring(1.0, Message(role="tool", content=None)))  # pyright: ignore[reportArgumentType]
     assert trajectory.status is Status.INFRASTRUCTURE_FAILURE
+
+
+def played(*contents: str, tool_calls: ToolCalls = ToolCalls.text) -> Any:
+    """The episode in which an endpoint gives these answers."""
+    bodies = iter(contents)
+
+    class Endpoint:
+        def reply(self, messages: Sequence[Message], **_: Any) -> Any:
+            return read_reply(json.dumps(completion(next(bodies))))
+
+    world = GuessWorld()
+    rollouts = RemoteRollouts(
+        model=Endpoint(),  # pyright: ignore[reportArgumentType]
+        settings=RemotePolicySettings(tool_calls=tool_calls),
+        temperature=0.0,
+        top_p=1.0,
+        seed=0,
+    )
+    return rollouts.run(world, world.tasks("train")[0], 0)
+
+
+TASK = GuessWorld().tasks("train")[0]
+TAKE = call("take", key=TASK.payload["key"])
+
+
+def test_thinking_behind_a_tag_that_the_template_opened_is_not_the_answer():
+    code = TASK.payload["code"]
+    right = played(TAKE, f"not 99\n</think>\n\n{code}")
+    assert (right.reward, right.turns[-1].message.thinking) == (1.0, "not 99")
+    assert played(TAKE, f"{code}\n</think>\n\n99").reward == 0.0
+
+
+def test_a_text_call_behind_its_thinking_is_a_call():
+    trajectory = played(f"the right key\n</think>\n\n{TAKE}", "99")
+    assert [turn.message.thinking for turn in trajectory.turns] == ["the right key", ""]
+    assert trajectory.turns[0].observations[0].content == f"took {TASK.payload['key']}"
+
+
+@pytest.mark.parametrize("text", ["null", "[]", '{"name": "take"}'])
+def test_a_text_that_attempts_a_call_does_not_end_the_episode(text: str):
+    trajectory = played(text, "99")
+    assert len(trajectory.turns) == 2
+    assert trajectory.turns[0].observations[0].content.startswith("error: The tool call must be one JSON object")

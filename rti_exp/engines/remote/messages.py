@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rti_exp.engines.tool_json import MalformedToolCall, read_tool_json, require_arguments
+from rti_exp.engines.model_text import UNENDED_THINKING, split_thinking
+from rti_exp.engines.tool_json import MalformedToolCall, numbered, read_arguments
 from rti_exp.types import Message, ToolCall
-
-_THINK, _THINK_END = "<think>", "</think>"
 
 
 class BadReply(ValueError):
@@ -140,36 +139,38 @@ def _message(message: Mapping[str, Any], *, cut_off: bool) -> Message:
         raise BadReply("the answer's tool_calls are not a list")
     if content is None and not calls and not cut_off:
         raise BadReply("the answer's message has neither content nor tool calls")
-    thinking, text = _split_thinking(message, encodable(content or ""))
-    if cut_off and not calls and (not (content or "").strip() or text.lstrip().startswith(_THINK)):
+    thinking, text = _thinking_and_text(message, encodable(content or ""))
+    if not calls and (text is None or (cut_off and not text.strip())):
         # The model spent all its tokens on thinking. That is its own failure, and the environment answers it.
-        thinking = thinking or text.strip().removeprefix(_THINK).strip()
-        malformed = "The turn was cut off before anything was said."
+        malformed = "The turn was cut off before anything was said." if cut_off else UNENDED_THINKING
         return Message(role="assistant", content="", malformed=malformed, thinking=thinking)
-    try:
-        tool_calls = tuple(map(_read_call, calls))
-    except MalformedToolCall as error:  # the model's mistake, not the endpoint's
-        shown = text or encodable(json.dumps(calls, ensure_ascii=False))
-        return Message(role="assistant", content=shown, malformed=str(error), thinking=thinking)
-    return Message(role="assistant", content=text, tool_calls=tool_calls, thinking=thinking)
+    tool_calls, unreadable, reasons = [], [], []
+    for number, call in enumerate(calls, start=1):
+        try:
+            tool_calls.append(_read_call(call))
+        except MalformedToolCall as error:  # the model's mistake, not the endpoint's
+            unreadable.append(call)
+            reasons.append(numbered(str(error), number, len(calls)))
+    shown = text or (encodable(json.dumps(unreadable, ensure_ascii=False)) if unreadable else "")
+    return Message(
+        role="assistant",
+        content=shown,
+        tool_calls=tuple(tool_calls),
+        malformed=" ".join(reasons) or None,
+        thinking=thinking,
+    )
 
 
-def _split_thinking(message: Mapping[str, Any], text: str) -> tuple[str, str]:
-    """(thinking, rest). Thinking comes in a separate field, or in tags at the start of the text."""
+def _thinking_and_text(message: Mapping[str, Any], text: str) -> tuple[str, str | None]:
+    """(thinking, rest). Thinking comes in a separate field, or in the text. The rest is None if it did not end."""
     for name in ("reasoning_content", "reasoning"):
-        if isinstance(message.get(name), str):
+        if isinstance(message.get(name), str) and message[name]:
             return encodable(message[name]), text
-    before, ended, rest = text.partition(_THINK_END)
-    if ended and before.lstrip().startswith(_THINK):
-        return before.lstrip().removeprefix(_THINK).strip(), rest.lstrip()
-    return "", text
+    return split_thinking(text)
 
 
 def _read_call(call: Any) -> ToolCall:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadReply("a tool call of the answer has no function with a name")
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        raise MalformedToolCall('The "arguments" of the tool call must be text.')
-    return ToolCall(name=encodable(function["name"]), arguments=require_arguments(read_tool_json(arguments)))
+    return ToolCall(name=encodable(function["name"]), arguments=read_arguments(function.get("arguments")))

@@ -79,14 +79,13 @@ class BfclEpisode:
         if self._steps > self._max_steps:
             self._over = f"more than {self._max_steps} turns with tool calls for one request"
             return self._done()
-        if message.malformed is not None:
-            return self._tool_answers([f"Error during execution: {message.malformed}"])
         if len(message.tool_calls) > MAX_CALLS:
             return self._tool_answers([f"Error during execution: more than {MAX_CALLS} calls in one turn."])
-        self._called = True
+        self._called = self._called or bool(message.tool_calls)
         answers = [self._backend.call(Call(name=one.name, arguments=one.arguments)) for one in message.tool_calls]
         self._answers += answers
-        return self._tool_answers(answers)
+        refused = [] if message.malformed is None else [f"Error during execution: {message.malformed}"]
+        return self._tool_answers([*answers, *refused])
 
     @staticmethod
     def _tool_answers(answers: Sequence[str]) -> StepResult:

@@ -59,10 +59,11 @@ class ClawEpisode:
         ]
         text = "" if message.tool_calls else message.content
         self._trace.append({"role": "assistant", "content": [*self._block(text), *uses]})
+        answers = [self._call(name, call) for name, call in calls]
         if message.malformed is not None:
-            return self._answers([f"Error: {message.malformed}"])
-        if calls:
-            return self._answers([self._call(name, call) for name, call in calls])
+            answers.append(f"Error: {message.malformed}")
+        if answers:
+            return self._answers(answers)
         self._grade = self._grader.grade(
             self._task.payload["folder"], self._trace, self._dispatches, self._services.audit()
         )

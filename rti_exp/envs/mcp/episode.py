@@ -75,11 +75,13 @@ class McpEpisode:
             raise RuntimeError(f"the episode of {self._task.id} is over; start a new one")
         self._turns += 1
         self._said.append(message)
+        answers = [self._call(call) for call in message.tool_calls]
+        if answers:
+            answers[-1] += self._tool_changes()
         if message.malformed is not None:
-            return self._answers([f"Error: {message.malformed}"])
-        if message.tool_calls:
-            texts = [self._call(call) for call in message.tool_calls]
-            return self._answers([*texts[:-1], texts[-1] + self._tool_changes()])
+            answers.append(f"Error: {message.malformed}")
+        if answers:
+            return self._answers(answers)
         self._answer = message.content
         return self._score()
 

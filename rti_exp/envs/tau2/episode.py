@@ -118,10 +118,10 @@ class Tau2Episode:
             raise RuntimeError(f"the episode of {self._world_task.id} is over; start a new one")
         self._turns += 1
         self._score = None
-        if message.malformed is not None:
-            observations = self._refuse(message, message.malformed)
-        elif message.tool_calls:
-            observations = self._call(message)
+        if message.tool_calls or message.malformed is not None:
+            observations = self._call(message) if message.tool_calls else ()
+            if message.malformed is not None and self._ending is None:
+                observations += self._refuse(message, message.malformed)
         elif not message.content.strip():
             observations = self._refuse(message, "The message is empty. Write to the user, or call a tool.")
         else:

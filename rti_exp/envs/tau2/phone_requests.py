@@ -144,7 +144,7 @@ def _named(match: re.Match[str]) -> Request:
     inner = match[2] or ""
     if inner.strip().startswith("{"):
         try:
-            arguments = json.loads(inner)
+            arguments = json.loads(inner, strict=False)
         except ValueError:
             arguments = {}
         return Request(tool=match[1], arguments=arguments if isinstance(arguments, dict) else {})

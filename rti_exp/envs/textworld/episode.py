@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rti_exp.engines.model_text import split_thinking
 from rti_exp.envs.base import StepResult
 from rti_exp.envs.textworld.games import Game, GameSpec, View, solution
 from rti_exp.types import Evidence, EvidenceLevel, Message, Task
@@ -107,6 +108,6 @@ class TextWorldEpisode:
 
 def command_of(text: str) -> str:
     """The first line with something on it, without a quotation around it; thinking in <think> tags is left out."""
-    spoken = text.rpartition("</think>")[2]
-    lines = [line.strip().strip("`\"'> ") for line in spoken.splitlines()]
+    _, spoken = split_thinking(text)
+    lines = [line.strip().strip("`\"'> ") for line in (spoken or "").splitlines()]
     return next((line for line in lines if line), "")

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rti_exp.engines.tool_json import read_arguments
 from rti_exp.envs.base import InfrastructureError, StepResult
 from rti_exp.envs.verifiers.rollout import MODEL, SteppedRollout
 from rti_exp.envs.verifiers.scoring import conditions, unmet
@@ -49,8 +50,9 @@ class VerifiersEpisode:
         if prompt is None:
             raise RuntimeError(f"the episode of {self._task.id} is over; start a new one")
         self._turns += 1
-        if message.malformed is not None:
-            return self._observed([Message(role="tool", content=f"Error: {message.malformed}")], message)
+        error = [Message(role="tool", content=f"Error: {message.malformed}")] if message.malformed is not None else []
+        if error and not message.tool_calls:
+            return self._observed(error, message)
         self._rollout.answer(self._response(message))
         after = self._rollout.prompt
         if after is None:
@@ -62,7 +64,7 @@ class VerifiersEpisode:
         before = [_ours(one) for one in prompt]
         if [_ours(one) for one in after[: len(prompt)]] != before or len(after) < len(prompt) + 1:
             raise InfrastructureError("the environment rewrote the conversation; here turns can only be appended")
-        return self._observed([_ours(one) for one in after[len(prompt) + 1 :]], message)
+        return self._observed([*(_ours(one) for one in after[len(prompt) + 1 :]), *error], message)
 
     def _observed(self, said: Sequence[Message], message: Message) -> StepResult:
         self._history += [message, *said]
@@ -117,13 +119,11 @@ def _ours(message: Any) -> Message:
         InfrastructureError: it has a content that is not text.
     """
     fields = message if isinstance(message, Mapping) else message.model_dump()
-    calls = tuple(ToolCall(name=call["name"], arguments=_arguments(call)) for call in fields.get("tool_calls") or ())
+    calls = tuple(
+        ToolCall(name=call["name"], arguments=read_arguments(call["arguments"]))
+        for call in fields.get("tool_calls") or ()
+    )
     return Message(role=ROLES.get(fields["role"], "user"), content=_text(fields.get("content")), tool_calls=calls)  # pyright: ignore[reportArgumentType]
-
-
-def _arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    given = call["arguments"]
-    return json.loads(given) if isinstance(given, str) else dict(given)
 
 
 def _text(content: Any) -> str:

@@ -102,6 +102,9 @@ def test_tools_and_what_a_server_says_of_bad_calls(navigation: Mcp) -> None:
         assert not result.done
     both = Message(role="assistant", content="", tool_calls=(ToolCall(name="fly", arguments={}),) * 2)
     assert len(episode.step(both).observations) == 2
+    half = Message(role="assistant", content="", tool_calls=both.tool_calls[:1], malformed="Call 2 is broken.")
+    answers = [one.content for one in episode.step(half).observations]
+    assert answers == ["Error: there is no tool 'fly'.", "Error: Call 2 is broken."]
     assert play(episode, reference_messages(task)).reward == 1.0
 
 

@@ -117,6 +117,16 @@ def test_several_calls_of_a_turn_are_answered_one_by_one() -> None:
     assert [role for role, _ in observed(result)] == ["tool"] * 3
 
 
+def test_a_readable_call_is_carried_out_though_another_of_the_turn_is_broken() -> None:
+    episode = start()
+    turn = use("create_task", user_id="user_1", title=TITLE)
+    result = episode.step(dataclasses.replace(turn, malformed="Call 2 is broken."))
+    [(_, created), error] = observed(result)
+    assert TITLE in created
+    assert error == ("tool", "Error: Call 2 is broken.")
+    assert episode.step(say("Done.")).reward == 1.0
+
+
 def test_text_beside_a_call_reaches_nobody() -> None:
     task = task_of("mock", "update_task_with_initialization_data")
     told = " ".join(benchmark_task("mock", task).evaluation_criteria.communicate_info)
