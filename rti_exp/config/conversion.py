@@ -99,8 +99,9 @@ def signature_class(key: str, target: str) -> type | None:
     try:
         made = getattr(importlib.import_module(module), name)
         parameters = inspect.signature(made).parameters.values()
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise SettingsError(f"{key}._target_={target!r}: must be the full name of a class ({error})") from error
+    except (Exception, SystemExit) as error:  # the module's code may raise anything when it is imported
+        reason = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
+        raise SettingsError(f"{key}._target_={target!r}: must be the full name of a class ({reason})") from error
     settings = typing.get_type_hints(made.__init__).get("settings") if isinstance(made, type) else None
     if isinstance(settings, type) and dataclasses.is_dataclass(settings):
         return settings

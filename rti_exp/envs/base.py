@@ -78,13 +78,13 @@ class Episode(Protocol):
 
 @runtime_checkable
 class Environment(Protocol):
-    """A set of tasks and a way to start them."""
+    """A set of tasks and a way to start them. `rti_exp.envs.contract` checks what it gives."""
 
     max_turns: int
     """Assistant turns that an episode may take before it is truncated."""
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of split "train" or "heldout", in a fixed order.
+        """The tasks of split "train" or "heldout", in a fixed order; each id occurs once in a split.
 
         Raises:
             ValueError: there is no such split; the message names the valid ones.

@@ -17,6 +17,14 @@ from typing import Any
 from rti_exp.engines.base import EngineUnusable
 from rti_exp.envs import worker_protocol as protocol
 from rti_exp.envs.base import Environment, Episode
+from rti_exp.envs.contract import (
+    checked_evidence,
+    checked_hash,
+    checked_opening,
+    checked_result,
+    checked_tasks,
+    checked_tools,
+)
 
 
 class Worker:
@@ -31,8 +39,10 @@ class Worker:
             "start": self._start,
             "fork": self._fork,
             "step": self._step,
-            "state_hash": lambda call: str(self.episodes[call["episode"]].state_hash()),
-            "evidence": lambda call: protocol.evidence_form(self.episodes[call["episode"]].evidence(call["level"])),
+            "state_hash": lambda call: checked_hash(self.episodes[call["episode"]].state_hash()),
+            "evidence": lambda call: protocol.evidence_form(
+                checked_evidence(self.episodes[call["episode"]].evidence(call["level"]))
+            ),
         }
 
     def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,7 +64,7 @@ class Worker:
         return {"max_turns": self._made.max_turns}
 
     def _tasks(self, call: Mapping[str, Any]) -> Any:
-        return [protocol.task_form(task) for task in self._made.tasks(call["split"])]
+        return [protocol.task_form(task) for task in checked_tasks(self._made.tasks(call["split"]), call["split"])]
 
     def _start(self, call: Mapping[str, Any]) -> Any:
         return self._keep(call["episode"], self._made.start(protocol.task_of(call["task"])))
@@ -65,12 +75,12 @@ class Worker:
 
     def _keep(self, number: int, episode: Episode) -> Any:
         self.episodes[number] = episode
-        return protocol.opening_form(episode.messages, episode.tools)
+        return protocol.opening_form(*checked_opening(episode.messages, episode.tools))
 
     def _step(self, call: Mapping[str, Any]) -> Any:
         episode = self.episodes[call["episode"]]
-        result = episode.step(protocol.message_of(call["message"]))
-        return {"result": protocol.result_form(result), "tools": list(episode.tools)}
+        result = checked_result(episode.step(protocol.message_of(call["message"])))
+        return {"result": protocol.result_form(result), "tools": list(checked_tools(episode.tools))}
 
 
 def guard(life: int, *others: int) -> None:

@@ -58,9 +58,9 @@ def task_of(form: Mapping[str, Any]) -> Task:
 def result_form(result: StepResult) -> dict[str, Any]:
     return {
         "observations": [message_form(one) for one in result.observations],
-        "done": bool(result.done),
-        "reward": float(result.reward),
-        "reward_parts": {str(name): float(value) for name, value in result.reward_parts.items()},
+        "done": result.done,
+        "reward": result.reward,
+        "reward_parts": dict(result.reward_parts),
     }
 
 

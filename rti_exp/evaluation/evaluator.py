@@ -22,7 +22,7 @@ from rti_exp.evaluation.heldout_rollouts import Pending, Record, close_environme
 from rti_exp.evaluation.pass_rates import Row, missing_samples, result_row, too_few_tasks
 from rti_exp.evaluation.request import EvaluationRequest
 from rti_exp.evaluation.rollout_files import EvaluationFolder, rollout_row
-from rti_exp.experiment.parts import build_environment
+from rti_exp.experiment.parts import build_environment, environment_tasks, require_heldout
 from rti_exp.experiment.policies import LoadedPolicy, PolicyLoader
 from rti_exp.experiment.trainer import device_of, precision_context, prepare_process
 from rti_exp.runs import read_status, run_key
@@ -55,7 +55,8 @@ def evaluate(request: EvaluationRequest) -> tuple[dict[str, Any], Path]:
     with ExitStack() as stack:
         environment = build_environment(config.env, config.env_timeout)
         stack.callback(close_environment, environment)
-        heldout = interleaved_families(environment.tasks("heldout"))
+        heldout = interleaved_families(environment_tasks(config.env, environment, "heldout"))
+        require_heldout(config.env, heldout, settings.tasks)
         if warning := too_few_tasks(settings.tasks, len(heldout)):
             print(warning, file=sys.stderr)
         tasks = heldout[: settings.tasks]

@@ -14,7 +14,7 @@ from rti_exp.config.algorithm_settings import LuffySettings, teacher_path
 from rti_exp.config.check import Config, Part
 from rti_exp.config.settings import GateSettings, SettingsError
 from rti_exp.envs.base import Environment
-from rti_exp.experiment.parts import build_environment, build_part, options_of
+from rti_exp.experiment.parts import build_environment, build_part, environment_tasks, options_of, require_heldout
 from rti_exp.experiment.policies import LoadedPolicy, PolicyLoader
 from rti_exp.experiment.remote_models import remote_usage
 from rti_exp.experiment.roles import RoleBuilder
@@ -77,8 +77,9 @@ def build_experiment(config: Config, run: Run | None, *, directory: Path) -> Exp
     from rti_exp.training.tasks import TaskDataModule
 
     world = build_environment(config.env, config.env_timeout)
-    data = TaskDataModule(tasks=world.tasks("train"), run=config.run)
-    heldout = list(world.tasks("heldout"))
+    data = TaskDataModule(tasks=environment_tasks(config.env, world, "train"), run=config.run)
+    heldout = environment_tasks(config.env, world, "heldout")
+    require_heldout(config.env, heldout, config.evaluation.tasks)
     loader = PolicyLoader(config.policy, config.engine, config.run.seed)
     policy = loader.policy()
     callbacks = training_callbacks(

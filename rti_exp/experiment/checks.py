@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import traceback
-
 from rti_exp.config.algorithm_settings import CORRECTED, LuffySettings
 from rti_exp.config.check import Config, Part, check_files
 from rti_exp.config.group_settings import TrainerSettings
 from rti_exp.config.policy_settings import LoraSettings
 from rti_exp.config.settings import SettingsError
+from rti_exp.envs.base import Environment
 from rti_exp.envs.isolated import IsolatedEnvironment
-from rti_exp.experiment.parts import build_environment
+from rti_exp.experiment.parts import broken_environment, build_environment, environment_tasks, require_heldout
 from rti_exp.experiment.remote_models import check_endpoints, endpoints
 
 
@@ -26,30 +25,37 @@ def check_parts(config: Config, *, training: bool = True) -> None:
     check_files(config)
     check_endpoints(endpoints(config), config.reweight.scorer)
     _check_strategy(config.trainer, config.policy.lora)
-    tasks = _count_training_tasks(config.env, config.env_timeout)
-    if training and config.run.tasks_per_iteration > tasks:
-        raise SettingsError(
-            f"tasks_per_iteration={config.run.tasks_per_iteration}: must be at most {tasks}, "
-            "the number of training tasks"
-        )
+    _check_tasks(config, training=training)
 
 
-def _count_training_tasks(env: Part, timeout: float | None) -> int:
+def _check_tasks(config: Config, *, training: bool) -> None:
     try:
-        world = build_environment(env, timeout)
-        try:
-            return len(world.tasks("train"))
-        finally:
-            if isinstance(world, IsolatedEnvironment):
-                world.close()
+        environment = build_environment(config.env, config.env_timeout)
     except SettingsError:
         raise
     except Exception as error:  # third-party code
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise broken_environment(config.env, error) from error
+    try:
+        tasks = environment_tasks(config.env, environment, "train")
+        heldout = environment_tasks(config.env, environment, "heldout")
+        _check_environment(config.env, environment)
+    finally:
+        if isinstance(environment, IsolatedEnvironment):
+            environment.close()
+    if training and config.run.tasks_per_iteration > len(tasks):
         raise SettingsError(
-            f"env._target_={env.target!r}: must be an environment that can be created and has tasks; it raised "
-            f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
-        ) from error
+            f"tasks_per_iteration={config.run.tasks_per_iteration}: must be at most {len(tasks)}, "
+            "the number of training tasks"
+        )
+    require_heldout(config.env, heldout, config.evaluation.tasks)
+
+
+def _check_environment(env: Part, environment: Environment) -> None:
+    if not isinstance(environment, Environment):
+        raise SettingsError(f"env._target_={env.target!r}: must have max_turns, tasks(split) and start(task)")
+    turns = environment.max_turns
+    if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
+        raise SettingsError(f"env._target_={env.target!r}: its max_turns is {turns!r}; it must be an integer >= 1")
 
 
 def _check_algorithm(algorithm: Part, corrector: Part, group_size: int) -> None:

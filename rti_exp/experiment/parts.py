@@ -6,6 +6,8 @@ of other packages and environments take their options as keyword arguments.
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from hydra.utils import instantiate
@@ -13,12 +15,23 @@ from hydra.utils import instantiate
 from rti_exp.config.check import Part
 from rti_exp.config.settings import SettingsError
 from rti_exp.envs.base import Environment
+from rti_exp.envs.contract import checked_tasks
 from rti_exp.envs.isolated import IsolatedEnvironment
+from rti_exp.types import Task
 
 
 def build_part(part: Part, **objects: Any) -> Any:
-    """The part's object; `objects` are passed as they are."""
-    return instantiate({"_target_": part.target, "_partial_": True, "_convert_": "all"})(**objects)
+    """The part's object; `objects` are passed as they are.
+
+    Raises:
+        SettingsError: the constructor ends the process, which would pass for a success of the command.
+    """
+    try:
+        return instantiate({"_target_": part.target, "_partial_": True, "_convert_": "all"})(**objects)
+    except SystemExit as error:
+        raise SettingsError(
+            f"_target_={part.target!r}: must be created without ending the process; it called sys.exit({error.code!r})"
+        ) from error
 
 
 def options_of(part: Part) -> dict[str, Any]:
@@ -47,3 +60,36 @@ def build_environment(env: Part, timeout: float | None, *, isolated: bool = True
         return IsolatedEnvironment(env.target, options, timeout=timeout)
     except ValueError as error:
         raise SettingsError(str(error)) from error
+
+
+def environment_tasks(env: Part, environment: Environment, split: str) -> list[Task]:
+    """The tasks of a split.
+
+    Raises:
+        SettingsError: the environment fails to list them, or two have one id.
+    """
+    try:
+        return checked_tasks(environment.tasks(split), split)
+    except (Exception, SystemExit) as error:  # third-party code
+        raise broken_environment(env, error) from error
+
+
+def require_heldout(env: Part, heldout: Sequence[Task], requested: int) -> None:
+    """
+    Raises:
+        SettingsError: an evaluation of no task is requested.
+    """
+    if requested and not heldout:
+        raise SettingsError(
+            f"eval.tasks={requested}: must be 0 (no evaluation), or env an environment with held-out tasks; "
+            f"{env.target} has none"
+        )
+
+
+def broken_environment(env: Part, error: BaseException) -> SettingsError:
+    """The error of an environment that cannot be created or cannot list its tasks, with the line that raised."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return SettingsError(
+        f"env._target_={env.target!r}: must be an environment that can be created and has tasks; it raised "
+        f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rti_exp.envs.base import Environment
+from rti_exp.envs.contract import checked_evidence, checked_opening
 from rti_exp.randomness import derive_seed
 from rti_exp.rollout.environment_calls import environment_call
 from rti_exp.types import (
@@ -223,8 +224,8 @@ def with_evidence(case: Case, environment: Environment) -> Case:
     level = case.evidence.level
     messages = [turn.message for turn in case.turns]
     start = environment_call(environment.start, case.task)
-    opening, tools = environment_call(lambda: (tuple(start.messages), tuple(start.tools)))
+    opening, tools = environment_call(lambda: checked_opening(start.messages, start.tools))
     if level == "none":
         return replace(case, opening=opening, tools=tools)
-    evidence = environment_call(lambda: start.fork(messages).evidence(level))
+    evidence = environment_call(lambda: checked_evidence(start.fork(messages).evidence(level)))
     return replace(case, opening=opening, tools=tools, evidence=evidence)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 from rti_exp.engines.base import EngineUnusable
 from rti_exp.envs.base import Environment, Episode, InfrastructureError, StepResult
-from rti_exp.types import Fork, Status, Task, Trajectory, Turn
-
-LARGEST_REWARD = 1e9
-"""A larger reward is the environment's mistake: the statistics of a group would overflow."""
+from rti_exp.envs.contract import checked_hash, checked_result, checked_tools
+from rti_exp.types import Fork, Message, Status, Task, Trajectory, Turn
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -32,19 +30,33 @@ def environment_call(call: Callable[Arguments, Result], *args: Arguments.args, *
         return call(*args, **kwargs)
     except (InfrastructureError, EngineUnusable):
         raise
-    except Exception as error:  # third-party code may raise anything; it is classified here, once
+    except (Exception, SystemExit) as error:  # third-party code may raise anything; it is classified here, once
         raise InfrastructureError(f"{type(error).__name__}: {error}") from error
 
 
-def check_result(result: StepResult) -> None:
+def current_tools(episode: Episode) -> tuple[Mapping[str, Any], ...]:
     """
     Raises:
-        InfrastructureError: the reward is not a usable number, or an observation is not text.
+        InfrastructureError: the environment failed, or gave something else than tools.
     """
-    if result.done and not abs(result.reward) <= LARGEST_REWARD:  # also true for NaN
-        raise InfrastructureError(f"the environment gave the reward {result.reward}")
-    if not all(isinstance(message.content, str) for message in result.observations):
-        raise InfrastructureError("the environment gave an observation that is not text")
+    return environment_call(lambda: checked_tools(episode.tools))
+
+
+def hash_of(episode: Episode) -> str:
+    """
+    Raises:
+        InfrastructureError: the environment failed, or gave no hash.
+    """
+    return environment_call(lambda: checked_hash(episode.state_hash()))
+
+
+def step_of(episode: Episode, message: Message) -> StepResult:
+    """The environment's answer to a turn.
+
+    Raises:
+        InfrastructureError: the environment failed, or its answer breaks the contract (`rti_exp.envs.contract`).
+    """
+    return environment_call(lambda: checked_result(episode.step(message)))
 
 
 def replayed_episode(environment: Environment, task: Task, turns: Sequence[Turn], state_hash: str) -> Episode:
@@ -54,9 +66,8 @@ def replayed_episode(environment: Environment, task: Task, turns: Sequence[Turn]
         ReplayMismatch: the state is not the one with `state_hash`.
         InfrastructureError: the environment failed.
     """
-    start = environment_call(environment.start, task)
-    episode = environment_call(start.fork, [turn.message for turn in turns])
-    replayed_hash = environment_call(episode.state_hash)
+    episode = environment_call(lambda: environment.start(task).fork([turn.message for turn in turns]))
+    replayed_hash = hash_of(episode)
     if replayed_hash != state_hash:
         raise ReplayMismatch(f"the replay led to state {replayed_hash} instead of {state_hash}")
     return episode

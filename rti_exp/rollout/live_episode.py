@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from rti_exp.config.settings import RolloutSettings
 from rti_exp.engines.base import GenerateRequest, Sampling
 from rti_exp.envs.base import Episode, InfrastructureError, StepResult
-from rti_exp.rollout.environment_calls import broken_trajectory, check_result, environment_call
+from rti_exp.envs.contract import checked_opening
+from rti_exp.rollout.environment_calls import broken_trajectory, environment_call, hash_of, step_of
 from rti_exp.rollout.renderer import Renderer
 from rti_exp.rollout.segments import Context, Opening, context_after
 from rti_exp.types import Author, Fork, Status, Task, Trajectory, Turn, segment_ids
@@ -28,8 +29,7 @@ def read_opening(episode: Episode) -> Opening:
     Raises:
         InfrastructureError: the episode failed to give its opening messages or tools.
     """
-    messages = environment_call(lambda: tuple(episode.messages))
-    tools = environment_call(lambda: tuple(episode.tools))
+    messages, tools = environment_call(lambda: checked_opening(episode.messages, episode.tools))
     return Opening(messages=messages, tools=tools)
 
 
@@ -130,9 +130,8 @@ class LiveEpisode:
             raise ValueError(f"{len(action_ids)} action ids with {len(log_probs)} log-probs")
         message = self.rules.renderer.message(action_ids)
         try:
-            state_hash = environment_call(self.episode.state_hash)
-            result = environment_call(self.episode.step, message)
-            check_result(result)
+            state_hash = hash_of(self.episode)
+            result = step_of(self.episode, message)
         except InfrastructureError as error:
             self._status, self._failure = Status.INFRASTRUCTURE_FAILURE, error
             return
@@ -141,7 +140,7 @@ class LiveEpisode:
             action_ids=tuple(action_ids),
             action_log_probs=tuple(log_probs),
             message=message,
-            observations=tuple(result.observations),
+            observations=result.observations,
             author=author,
             state_hash=state_hash,
             new_segment=self.context.new_segment,
@@ -183,8 +182,8 @@ class LiveEpisode:
             member=self.member,
             turns=tuple(self.turns),
             status=self._status,
-            reward=float(self._result.reward) if self._result is not None else 0.0,
-            reward_parts=dict(self._result.reward_parts) if self._result is not None else {},
+            reward=self._result.reward if self._result is not None else 0.0,
+            reward_parts=self._result.reward_parts if self._result is not None else {},
             fork=self.fork,
             error=self._excess(),
             correction_weights=self.correction_weights,

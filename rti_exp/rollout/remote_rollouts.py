@@ -13,7 +13,7 @@ from rti_exp.engines.remote import Cause, ChatModel, RemoteFailure
 from rti_exp.engines.remote.transcript import Transcript, messages_of
 from rti_exp.envs.base import Environment, Episode, InfrastructureError
 from rti_exp.randomness import derive_seed
-from rti_exp.rollout.environment_calls import broken_trajectory, check_result, environment_call
+from rti_exp.rollout.environment_calls import broken_trajectory, current_tools, environment_call, hash_of, step_of
 from rti_exp.rollout.live_episode import read_opening
 from rti_exp.rollout.segments import Opening
 from rti_exp.rollout.tool_calls import JsonCalls
@@ -64,12 +64,11 @@ class RemoteRollouts:
                 if message is None:
                     error = "the conversation is longer than the model's context"
                     break
-                state_hash = environment_call(episode.state_hash)
-                result = environment_call(episode.step, message)
-                check_result(result)
+                state_hash = hash_of(episode)
+                result = step_of(episode, message)
                 turns.append(_turn(message, result.observations, state_hash))
                 if result.done:
-                    reward, reward_parts, status = float(result.reward), dict(result.reward_parts), Status.OK
+                    reward, reward_parts, status = result.reward, result.reward_parts, Status.OK
                     break
         except InfrastructureError as failure:
             return broken_trajectory(task, member, failure, turns=turns)
@@ -92,7 +91,7 @@ class RemoteRollouts:
     def _next_message(self, episode: Episode, opening: Opening, turns: Sequence[Turn], seed: int) -> Message | None:
         """The next assistant message; None if the conversation has become too long."""
         # An endpoint accepts calls of the listed tools only, and an episode may get more tools on its way.
-        tools = environment_call(lambda: tuple(episode.tools)) if self._native_calls else ()
+        tools = current_tools(episode) if self._native_calls else ()
         try:
             reply = self.model.reply(
                 self._conversation(opening, turns),

@@ -20,12 +20,9 @@ class TaskStream:
 
     Raises:
         SettingsError: fewer tasks than an iteration takes.
-        ValueError: two tasks with one id.
     """
 
     def __init__(self, tasks: Sequence[Task], *, tasks_per_iteration: int, seed: int) -> None:
-        if len({task.id for task in tasks}) != len(tasks):
-            raise ValueError("two tasks have the same id")
         if tasks_per_iteration > len(tasks):
             raise SettingsError(
                 f"tasks_per_iteration={tasks_per_iteration}: must be at most {len(tasks)}, the number of training tasks"

@@ -1,6 +1,8 @@
 import math
+import sys
 
 import pytest
+import torch
 
 from rti_exp.config.settings import RolloutSettings
 from rti_exp.envs.base import InfrastructureError, StepResult
@@ -156,6 +158,10 @@ def test_a_failing_environment_is_not_a_failure_of_the_policy(error, text):
     [
         (StepResult(observations=(), done=True, reward=math.nan), "reward nan"),
         (StepResult(observations=(), done=True, reward=-1e300), "reward -1e+300"),
+        (StepResult(observations=(), done=True, reward=None), "reward None"),  # pyright: ignore[reportArgumentType]
+        (StepResult(observations=(), done=True, reward="1.0"), "reward '1.0'"),  # pyright: ignore[reportArgumentType]
+        (StepResult(observations=(), done=True, reward=torch.ones(1)), "reward tensor([1.])"),  # pyright: ignore[reportArgumentType]
+        (None, "step gave None"),
         (StepResult(observations=(Message(role="tool", content=7),), done=False), "not text"),  # pyright: ignore[reportArgumentType]
     ],
 )
@@ -166,6 +172,11 @@ def test_invalid_results_are_infrastructure_failures(result, text):
     trajectory = live.finish()
     assert trajectory.status is Status.INFRASTRUCTURE_FAILURE
     assert text in (trajectory.error or "")
+
+
+def test_an_environment_that_ends_the_process_is_an_infrastructure_failure():
+    with pytest.raises(InfrastructureError, match="SystemExit: 0"):
+        environment_call(sys.exit, 0)
 
 
 def test_interrupts_pass_through_environment_calls():

@@ -59,7 +59,7 @@ def test_an_unusable_reward_is_an_infrastructure_failure_and_not_zero(reward: fl
     trajectory = rolled_out(scoring(reward))
     assert trajectory.status is Status.INFRASTRUCTURE_FAILURE
     assert math.isnan(trajectory.reward)
-    assert trajectory.error == f"the environment gave the reward {reward}"
+    assert trajectory.error == f"the environment gave the reward {reward}; it must be at most 1e+09"
 
 
 def test_an_observation_that_is_not_text_is_an_infrastructure_failure():

@@ -63,11 +63,6 @@ def test_too_few_tasks_are_refused() -> None:
         stream(4, 5)
 
 
-def test_equal_ids_are_refused() -> None:
-    with pytest.raises(ValueError, match="same id"):
-        TaskStream(make_tasks(2) * 2, tasks_per_iteration=1, seed=0)
-
-
 def test_loader_yields_what_is_left() -> None:
     tasks = stream(5, 2)
     loader = TaskLoader(tasks, done=3, last=6, rank=0, world_size=1)
