@@ -80,6 +80,8 @@ class Outcome(enum.StrEnum):
 class ToolCall:
     name: str
     arguments: Mapping[str, Any]
+    opaque: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What a remote endpoint sent with the call and expects back: its id, signatures. Not part of the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,8 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     malformed: str | None = None
     thinking: str = ""
+    opaque: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What a remote endpoint sent with the message and expects back, e.g. signed reasoning. Not part of the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any
 from rti_exp.config.settings import SettingsError
 from rti_exp.evaluation.pass_rates import Row, is_valid
 from rti_exp.runs.json_lines import LineFile, plain, read_lines, to_json, write_atomically
-from rti_exp.types import Task, Trajectory
+from rti_exp.types import Task, ToolCall, Trajectory
 
 
 class EvaluationFolder:
@@ -112,10 +112,14 @@ def rollout_row(task: Task, trajectory: Trajectory) -> dict[str, Any]:
             {
                 "role": message.role,
                 "content": message.content,
-                **({"tool_calls": [plain(call) for call in message.tool_calls]} if message.tool_calls else {}),
+                **({"tool_calls": list(map(_call_row, message.tool_calls))} if message.tool_calls else {}),
                 **({"thinking": message.thinking} if message.thinking else {}),
             }
             for turn in trajectory.turns
             for message in (turn.message, *turn.observations)
         ],
     }
+
+
+def _call_row(call: ToolCall) -> dict[str, Any]:
+    return {"name": call.name, "arguments": plain(call.arguments)}

@@ -65,7 +65,7 @@ def test_the_limits_name_and_omitted_parameters() -> None:
         ("429_wait", Cause.RATE_LIMIT, 3, "slow down"),
         ("429_long", Cause.RATE_LIMIT, 1, "slow down"),
         ("429_quota", Cause.QUOTA, 1, "no credit left"),
-        ("400", Cause.REJECTED, 1, "status 400: this prompt is too long"),
+        ("400", Cause.REJECTED, 1, "status 400: no such role"),
         ("too_long", Cause.TOO_LONG, 1, "maximum context length is 4096"),
         ("hang", Cause.TIMEOUT, 3, "ReadTimeout"),
         ("drip", Cause.TIMEOUT, 3, "no complete answer within 1.2 s"),
@@ -94,6 +94,128 @@ def test_each_fault_has_a_cause_and_a_bounded_number_of_tries(
     assert len(server.requests) == tries == model.usage.tries
     assert model.usage.lost_by_cause == {cause: 1}
     assert seconds < 7.0  # patience_seconds and some overhead
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (400, {"error": {"message": "Your input exceeds it.", "code": "context_length_exceeded", "type": "invalid"}}),
+        (400, {"error": {"message": "[{'role': ...", "code": "string_above_max_length", "type": "invalid"}}),
+        (
+            400,  # vLLM, several versions
+            {"object": "error", "message": "The decoder prompt (length 5000) is longer than the maximum model length"},
+        ),
+        (400, {"error": {"message": "This model's maximum context length is 4096 tokens.", "code": 400}}),
+        (400, {"object": "error", "message": "The input (9 tokens) is longer than the model's context length (8)."}),
+        (
+            400,  # llama.cpp
+            {
+                "error": {
+                    "code": 400,
+                    "message": "the request exceeds the available size, try increasing it",
+                    "type": "exceed_context_size_error",
+                    "n_ctx": 4096,
+                }
+            },
+        ),
+        (500, {"error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}}),
+        (
+            422,  # TGI
+            {
+                "error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000",
+                "error_type": "validation",
+            },
+        ),
+        (422, {"error": "`inputs` must have less than 1024 tokens. Given: 2000", "error_type": "validation"}),
+        (400, {"error": "prompt too long; exceeded max context length by 12 tokens"}),  # Ollama
+        (500, {"error": {"message": "the input length exceeds the context length", "type": "api_error"}}),
+        (400, {"error": {"message": "prompt is too long: 209000 tokens > 200000 maximum", "type": "invalid"}}),
+        (400, {"error": {"message": "input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000"}}),
+        (400, [{"error": {"message": "The input token count (9) exceeds the maximum number of tokens allowed (8)."}}]),
+        (400, {"error": {"message": "litellm.ContextWindowExceededError: no more", "type": None}}),
+        (413, {"detail": "Request Entity Too Large"}),
+        (200, {"error": {"message": "This endpoint's maximum context length is 4096 tokens.", "code": 400}}),
+    ],
+)
+def test_a_conversation_that_is_too_long_is_recognised_in_each_servers_words(status: int, body: Any) -> None:
+    with FaultyServer([(status, body)]) as server:
+        with pytest.raises(RemoteFailure) as caught:
+            ChatModel(server.settings()).reply(HELLO)
+        assert caught.value.cause is Cause.TOO_LONG
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "cause"),
+    [
+        (
+            422,  # FastAPI repeats the request, whose text says anything
+            {"detail": [{"loc": ["body", "n"], "msg": "Input should be 1", "input": "my context window is too long"}]},
+            Cause.REJECTED,
+        ),
+        (413, {"error": {"message": "tokens per minute: Limit 6000", "code": "rate_limit_exceeded"}}, Cause.REJECTED),
+        (429, {"error": {"message": "too many tokens per minute"}}, Cause.RATE_LIMIT),
+        (400, {"error": {"message": "max_tokens is too large: 9. This model supports at most 8"}}, Cause.REJECTED),
+    ],
+)
+def test_other_refusals_are_not_a_conversation_that_is_too_long(status: int, body: Any, cause: Cause) -> None:
+    with FaultyServer([(status, body)]) as server, pytest.raises(RemoteFailure) as caught:
+        ChatModel(server.settings(attempts=1)).reply(HELLO)
+    assert caught.value.cause is cause
+
+
+OPENAI_REFUSES_THE_LIMIT = {
+    "error": {
+        "message": "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' "
+        "instead.",
+        "type": "invalid_request_error",
+        "param": "max_tokens",
+        "code": "unsupported_parameter",
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "remedy"),
+    [
+        (400, OPENAI_REFUSES_THE_LIMIT, "max_tokens_key=max_completion_tokens"),
+        (
+            400,
+            {
+                "error": {
+                    "message": "Unsupported value: 'temperature' does not support 0.0 with this model. Only the "
+                    "default (1) value is supported.",
+                    "param": "temperature",
+                    "code": "unsupported_value",
+                }
+            },
+            "send_temperature=false",
+        ),
+        (400, {"error": {"message": "`temperature` and `top_p` cannot both be specified"}}, "send_temperature=false"),
+        (
+            422,
+            {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]},
+            "send_seed=false",
+        ),
+    ],
+)
+def test_the_error_names_the_setting_for_a_parameter_that_the_endpoint_refuses(
+    status: int, body: Any, remedy: str
+) -> None:
+    with FaultyServer([(status, body)]) as server:
+        model = ChatModel(server.settings(), key="corrector.remote")
+        with pytest.raises(RemoteDown, match=f"refuses every request .*; set corrector.remote.{remedy}"):
+            model.reply(HELLO, seed=1)
+    assert len(server.requests) == 1
+
+
+def test_a_parameter_refused_after_an_answer_costs_requests_only() -> None:
+    with FaultyServer(["ok", (400, OPENAI_REFUSES_THE_LIMIT)]) as server:
+        model = ChatModel(server.settings(), key="policy.remote")
+        model.reply(HELLO)
+        with pytest.raises(RemoteFailure, match=r"policy\.remote\.max_tokens_key=max_completion_tokens"):
+            model.reply(HELLO)
+    assert model.usage.lost_by_cause == {Cause.PARAMETER: 1}
 
 
 @pytest.mark.parametrize("fault", ["500", "429", "429_wait", "hang", "drip", "half", "reset", "page", "no_choices"])
@@ -303,6 +425,12 @@ def test_answers_without_token_counts_are_counted() -> None:
 def test_accepted_model_names(answers_as: str | None, fault: str, name: str) -> None:
     with FaultyServer([fault]) as server:
         assert ChatModel(server.settings(answers_as=answers_as)).reply(HELLO).model == name
+
+
+def test_an_answer_that_names_no_model_is_no_other_models() -> None:
+    for nameless in ({"model": None}, {"model": ""}):
+        with FaultyServer(answer=lambda body, nameless=nameless: completion(**nameless)) as server:
+            assert ChatModel(server.settings(answers_as="exactly this")).reply(HELLO).message.content == "hello"
 
 
 def test_threads_share_a_model() -> None:

@@ -109,7 +109,7 @@ def test_a_lost_request_leaves_the_others() -> None:
         with pytest.raises(RequestsFailed) as caught:
             engine.generate(requests("a", "b", "c"))
         assert set(caught.value.answered) == {0, 2}
-        failure = Failure(kind=FailureKind.UNAVAILABLE, reason="rejected: status 400: this prompt is too long")
+        failure = Failure(kind=FailureKind.UNAVAILABLE, reason="rejected: status 400: no such role")
         assert caught.value.failures == {1: failure}
         first, lost, third = generate_each(engine, requests("a", "b", "c"))
     assert first == third == caught.value.answered[0]
@@ -121,6 +121,13 @@ def test_the_engine_is_unavailable_if_all_requests_are_lost() -> None:
         with pytest.raises(EngineUnavailable, match=r"^server_error: status 500: out of order$") as caught:
             engine_of(server).generate(requests("a", "b"))
         assert not isinstance(caught.value, RequestsFailed)
+
+
+def test_requests_that_are_too_long_are_failures_of_their_own_kind_and_no_outage() -> None:
+    with FaultyServer(["too_long"]) as server:
+        [lost] = generate_each(engine_of(server), requests("a"))
+    assert isinstance(lost, Failure)
+    assert lost.kind is FailureKind.TOO_LONG
 
 
 def test_scoring_is_refused() -> None:

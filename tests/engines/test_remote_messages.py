@@ -20,7 +20,7 @@ def a_call(name: Any = "search", arguments: Any = '{"query": "x"}') -> dict[str,
     return {"id": "abc", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def test_calls_are_numbered_and_answered_in_order() -> None:
+def test_calls_without_an_id_get_one_and_are_answered_in_order() -> None:
     first, second = ToolCall(name="a", arguments={"x": "ä"}), ToolCall(name="b", arguments={})
     chat = to_chat(
         [
@@ -39,18 +39,123 @@ def test_calls_are_numbered_and_answered_in_order() -> None:
         ("system", "s", None),
         ("user", "u", None),
         ("assistant", "", None),
-        ("tool", "first", "call_0"),
-        ("tool", "second", "call_1"),
+        ("tool", "first", "call00000"),
+        ("tool", "second", "call00001"),
         ("assistant", "{broken", None),
         ("user", "[tool]\nError: no JSON", None),
         ("assistant", "", None),
-        ("tool", "", "call_2"),
+        ("tool", "", "call00002"),
         ("user", "and?", None),
     ]
     assert chat[2]["tool_calls"] == [
-        {"id": "call_0", "type": "function", "function": {"name": "a", "arguments": '{"x": "ä"}'}},
-        {"id": "call_1", "type": "function", "function": {"name": "b", "arguments": "{}"}},
+        {"id": "call00000", "type": "function", "function": {"name": "a", "arguments": '{"x": "ä"}'}},
+        {"id": "call00001", "type": "function", "function": {"name": "b", "arguments": "{}"}},
     ]
+
+
+def called(*ids: str | None) -> dict[str, Any]:
+    """An answer's message with calls to a, b, ... under these ids."""
+    calls = [a_call("abcdef"[place], "{}") | {"id": call_id} for place, call_id in enumerate(ids)]
+    return {"tool_calls": calls}
+
+
+def sent_ids(*turns: tuple[str | None, ...]) -> list[tuple[list[str], list[tuple[str, str]]]]:
+    """For each turn of calls under the endpoint's ids: the ids sent back, and each result with the id it answers."""
+    conversation: list[Message] = []
+    for turn, ids in enumerate(turns):
+        conversation.append(read(content=None, message=called(*ids)))
+        conversation += [Message(role="tool", content=f"{turn}.{place}") for place in range(len(ids))]
+    chat = to_chat(conversation)
+    sent = []
+    for place, entry in enumerate(chat):
+        if entry["role"] == "assistant":
+            ids = [call["id"] for call in entry["tool_calls"]]
+            answers = chat[place + 1 : place + 1 + len(ids)]
+            sent.append((ids, [(answer["content"], answer["tool_call_id"]) for answer in answers]))
+    return sent
+
+
+def test_the_endpoints_ids_are_kept_and_each_result_answers_its_call() -> None:
+    assert sent_ids(("x9FgTz001", "x9FgTz002"), ("x9FgTz003",)) == [
+        (["x9FgTz001", "x9FgTz002"], [("0.0", "x9FgTz001"), ("0.1", "x9FgTz002")]),
+        (["x9FgTz003"], [("1.0", "x9FgTz003")]),
+    ]
+
+
+@pytest.mark.parametrize("constant", ["same", "", None], ids=["one id for all", "empty", "none"])
+def test_ids_that_are_not_unique_are_made_unique(constant: str | None) -> None:
+    sent = sent_ids((constant, constant), (constant,))
+    ids = [call_id for turn, _ in sent for call_id in turn]
+    assert len(set(ids)) == 3
+    assert all(len(call_id) == 9 and call_id.isalnum() for call_id in ids if call_id != constant)
+    assert [answers for _, answers in sent] == [[("0.0", ids[0]), ("0.1", ids[1])], [("1.0", ids[2])]]
+
+
+def test_a_made_up_id_is_never_the_endpoints() -> None:
+    ids = [call_id for turn, _ in sent_ids(("call00001", None), ("call00000", None)) for call_id in turn]
+    assert ids[:2] == ["call00001", "call00000"]
+    assert len(set(ids)) == 4
+
+
+def test_later_turns_do_not_change_the_ids_of_earlier_ones() -> None:
+    assert sent_ids((None, "x"), ("x",), ("call00000",))[:2] == sent_ids((None, "x"), ("x",))
+
+
+def test_opaque_fields_are_sent_back_as_they_came() -> None:
+    sent = {
+        "reasoning_content": "hm",
+        "reasoning_details": [{"type": "reasoning.encrypted", "data": "xyz"}],
+        "thinking_blocks": [{"thinking": "hm", "signature": "s"}],
+        "extra_content": {"google": {"thought_signature": "t"}},
+    }
+    call = a_call() | {"extra_content": {"google": {"thought_signature": "u"}}, "index": 0}
+    unneeded = {"refusal": None, "annotations": [], "audio": None, "reasoning": None}
+    message = read(content="a", message={**sent, **unneeded, "tool_calls": [call]})
+    function = {"name": "search", "arguments": '{"query": "x"}'}
+    again = {
+        "id": "abc",
+        "type": "function",
+        "function": function,
+        "extra_content": {"google": {"thought_signature": "u"}},
+    }
+    assert to_chat([message])[0] == {"role": "assistant", "content": "a", **sent, "tool_calls": [again]}
+
+
+def test_opaque_fields_are_no_part_of_the_message() -> None:
+    message = read(message={"reasoning_details": ["x"]})
+    assert message == Message(role="assistant", content="hello")
+    assert repr(message) == repr(Message(role="assistant", content="hello"))
+
+
+def test_lone_surrogates_of_opaque_fields_are_replaced() -> None:
+    [entry] = to_chat([read(message={"reasoning": "a\ud800b"})])
+    assert entry["reasoning"] == "a?b"
+
+
+def test_text_chunks_are_joined() -> None:
+    chunks = [{"type": "text", "text": "a"}, "b", {"type": "text", "text": "c"}]
+    message = read(content=chunks)
+    assert message == Message(role="assistant", content="abc")
+    assert to_chat([message]) == [{"role": "assistant", "content": "abc"}]
+
+
+def test_thinking_chunks_are_thinking_and_are_sent_back() -> None:
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}], "signature": "s"}
+    content = [thinking, {"type": "text", "text": "yes"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    message = read(content=content)
+    assert message == Message(role="assistant", content="yes", thinking="hm")
+    assert to_chat([message]) == [{"role": "assistant", "content": content}]
+
+
+@pytest.mark.parametrize("reason", ["because", "eos_token", "end_turn", "STOP", "tool_use"])
+def test_a_whole_message_is_an_answer_under_any_finish_reason(reason: str) -> None:
+    reply = read_reply(json.dumps(completion("done", finish_reason=reason)))
+    assert (reply.message.content, reply.stop_reason) == ("done", "stop")
+
+
+@pytest.mark.parametrize("reason", ["max_tokens", "model_length", "MAX_TOKENS"])
+def test_other_words_for_a_cut_off_answer(reason: str) -> None:
+    assert read_reply(json.dumps(completion("so", finish_reason=reason))).stop_reason == "length"
 
 
 def test_lone_surrogates_are_replaced() -> None:
@@ -143,7 +248,12 @@ def test_a_malformed_call_without_text_shows_what_was_called() -> None:
         {"message": {"tool_calls": [3]}},
         {"message": {"tool_calls": [a_call(name=None)]}},
         {"finish_reason": None},
-        {"finish_reason": "because"},
+        {"finish_reason": "error"},
+        {"content": None, "finish_reason": "because"},
+        {"content": [3]},
+        {"content": [{"type": "text"}]},
+        {"content": [{"type": "text", "text": [{"type": "text", "text": "x"}]}]},
+        {"message": {"reasoning_details": [float("nan")]}},
         {"choices": {}},
         {"choices": [3]},
         {"error": {"message": "overloaded"}},

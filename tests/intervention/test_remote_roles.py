@@ -143,7 +143,7 @@ def test_a_lost_request_costs_its_own_attempt_only() -> None:
     outcomes = sorted(record.outcome.value for record in found)
     assert outcomes == ["accepted", "accepted", "role_unavailable"]
     [lost] = [record for record in found if record.outcome is Outcome.ROLE_UNAVAILABLE]
-    assert lost.error == "rejected: status 400: this prompt is too long"
+    assert lost.error == "rejected: status 400: no such role"
 
 
 def test_another_models_answer_is_no_correction_of_ours() -> None:
@@ -222,7 +222,7 @@ def test_a_lost_verdict_costs_its_own_case() -> None:
     assert outcomes == ["accepted", "accepted", "role_unavailable"]
     [lost] = [record for record in found if record.outcome is Outcome.ROLE_UNAVAILABLE]
     assert lost.verdict is None
-    assert lost.error == "rejected: status 400: this prompt is too long"
+    assert lost.error == "rejected: status 400: no such role"
 
 
 def test_a_validator_that_is_down() -> None:
@@ -277,7 +277,7 @@ def test_a_check_that_says_no_decides_though_another_was_lost() -> None:
     with FaultyServer(fault, say(PASS)) as server:
         [record] = verified(server)
     assert record.outcome is Outcome.ROLE_UNAVAILABLE
-    assert record.error == "[lost: rejected: status 400: this prompt is too long]"
+    assert record.error == "[lost: rejected: status 400: no such role]"
     assert [check.failure is not None for check in record.checks] == [True, False, False, False]
 
 

@@ -1,4 +1,4 @@
-"""Episodes of a remote model, without a server."""
+"""Episodes of a remote model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rti_exp.envs.base import StepResult
 from rti_exp.rollout.remote_rollouts import RemoteRollouts
 from rti_exp.types import Message, Status
 from tests.support.fakes import GuessWorld, call
-from tests.support.faulty_server import completion
+from tests.support.faulty_server import FaultyServer, completion
 
 
 class Model:
@@ -108,3 +108,29 @@ def test_a_text_that_attempts_a_call_does_not_end_the_episode(text: str):
     trajectory = played(text, "99")
     assert len(trajectory.turns) == 2
     assert trajectory.turns[0].observations[0].content.startswith("error: The tool call must be one JSON object")
+
+
+def calling(body: dict[str, Any]) -> dict[str, Any]:
+    """Calls a tool under llama.cpp's way of numbering: each turn with the same id."""
+    tool_call = {"id": "constant0", "type": "function", "function": {"name": "guess", "arguments": "{}"}}
+    return completion(None, message={"tool_calls": [tool_call], "reasoning_content": "hm"}, finish_reason="tool_calls")
+
+
+def test_ids_and_reasoning_go_back_to_the_endpoint_and_each_result_answers_its_call():
+    pytest.importorskip("openai", reason="the extra `remote` is not installed")
+    from rti_exp.engines.remote import ChatModel
+
+    world = GuessWorld(max_turns=3)
+    with FaultyServer(answer=calling) as server:
+        settings = RemotePolicySettings(remote=server.settings())
+        rollouts = RemoteRollouts(
+            model=ChatModel(settings.remote), settings=settings, temperature=0.0, top_p=1.0, seed=0
+        )
+        trajectory = rollouts.run(world, world.tasks("heldout")[0], 0)
+    assert trajectory.status is Status.TRUNCATED
+    turns = [entry for entry in server.requests[2]["messages"] if entry["role"] in ("assistant", "tool")]
+    assert [entry["role"] for entry in turns] == ["assistant", "tool"] * 2
+    ids = [entry["tool_calls"][0]["id"] for entry in turns[::2]]
+    assert ids[0] == "constant0" != ids[1]
+    assert [entry["tool_call_id"] for entry in turns[1::2]] == ids
+    assert [entry["reasoning_content"] for entry in turns[::2]] == ["hm", "hm"]

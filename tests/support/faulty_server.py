@@ -4,7 +4,8 @@
         settings = server.settings(attempts=3)
 
 A script is a list of faults, one per request, of which the last repeats; or a function from a body to a fault. A fault
-is "ok" (the answer is `answer(body)`), a key of `ANSWERS` or `REFUSALS`, or the name of a `Handler` method.
+is "ok" (the answer is `answer(body)`), a key of `ANSWERS` or `REFUSALS`, the name of a `Handler` method, or a status
+with a body of your own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rti_exp.config.remote_settings import RemoteSettings
 
 MODEL = "teacher"
 Answer = Callable[[dict[str, Any]], Any]
+Fault = str | tuple[int, Any]
 
 
 def completion(content: str | None = "hello", **changes: Any) -> dict[str, Any]:
@@ -52,7 +54,7 @@ REFUSALS = {
     "429_wait": (429, "slow down", "0.3"),
     "429_long": (429, "slow down", "3600"),
     "429_quota": (429, "insufficient_quota: no credit left", ""),
-    "400": (400, "this prompt is too long", ""),
+    "400": (400, "no such role", ""),
     "too_long": (400, "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens.", ""),
     "401": (401, "wrong key: {key}", ""),
     "403": (403, "this key may not do that", ""),
@@ -64,7 +66,9 @@ REFUSALS = {
 class FaultyServer:
     """`requests` are the bodies received, with `headers` (names in lower case) and `times`; `most` ran at once."""
 
-    def __init__(self, script: Sequence[str] | Callable[[dict[str, Any]], str] = ("ok",), answer: Answer | None = None):
+    def __init__(
+        self, script: Sequence[Fault] | Callable[[dict[str, Any]], Fault] = ("ok",), answer: Answer | None = None
+    ):
         self.script = script
         self.answer = answer or (lambda body: completion())
         self.requests: list[dict[str, Any]] = []
@@ -92,7 +96,7 @@ class FaultyServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def take(self, body: dict[str, Any], headers: dict[str, str]) -> str:
+    def take(self, body: dict[str, Any], headers: dict[str, str]) -> Fault:
         with self._lock:
             place = len(self.requests)
             self.requests.append(body)
@@ -146,6 +150,8 @@ class Handler(BaseHTTPRequestHandler):
             if fault == "ok":
                 time.sleep(state.slow)
                 self.send(json.dumps(state.answer(body)))
+            elif isinstance(fault, tuple):
+                self.send(json.dumps(fault[1]), fault[0])
             elif fault in ANSWERS:
                 self.send(json.dumps(ANSWERS[fault]))
             elif fault in REFUSALS:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rti_exp.config.remote_settings import RemoteSettings
 from rti_exp.config.settings import SettingsError
+from rti_exp.engines.remote.client import create_client, proxy_variable
 from rti_exp.engines.remote.failures import Cause, RemoteDown, RemoteFailure, classify
 from rti_exp.engines.remote.messages import Reply, read_reply, to_chat, to_tools
 from rti_exp.engines.remote.reply_cache import ReplyCache
@@ -23,7 +24,6 @@ from rti_exp.processes.background_loop import run
 from rti_exp.types import Message
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI  # pyright: ignore[reportMissingImports]
     from tenacity import RetryCallState  # pyright: ignore[reportMissingImports]
 
 MAX_SEED = 2**31
@@ -47,13 +47,14 @@ class ChatModel:
 
     A request is retried with exponential back-off where a retry may help (connection errors, time-outs, status 408,
     409, 425, 429 and 5xx, malformed answers), for at most `attempts` tries and `patience_seconds`. An endpoint that
-    denies access (wrong key, model or address) before it ever answered ends the job.
+    denies access (wrong key, model or address) or refuses a parameter before it ever answered ends the job.
 
     Args:
         key: The config key of `settings`, for error messages.
 
     Raises:
-        SettingsError: the client is not installed, or the environment variable of the API key is not set.
+        SettingsError: the client is not installed, the environment variable of the API key is not set, or the
+            environment's proxy cannot be used.
     """
 
     def __init__(self, settings: RemoteSettings, *, key: str = "remote") -> None:
@@ -61,7 +62,8 @@ class ChatModel:
         self.key = key
         self.usage = Usage()
         self._secret = _secret(settings, key)
-        self._client = _client(settings, self._secret, key)
+        self._client = create_client(settings, self._secret, key)
+        self._proxy = proxy_variable(settings.base_url)
         self._throttle = Throttle(
             concurrency=settings.concurrency,
             requests_per_minute=settings.requests_per_minute,
@@ -200,8 +202,12 @@ class ChatModel:
         except Exception as error:  # `classify` raises errors again that are not an endpoint's
             failure = classify(error, seconds)
             detail = self._without_secret(failure.detail)
+            if failure.cause is Cause.CONNECTION and self._proxy is not None:
+                detail += f" (through the proxy in the environment variable {self._proxy})"
+            if failure.remedy:
+                detail += f"; set {self.key}.{failure.remedy}"
             raise RemoteFailure(failure.cause, detail, retry_after=failure.retry_after) from None
-        if not self.settings.accepts(reply.model):
+        if reply.model and not self.settings.accepts(reply.model):  # some servers name no model, which is no other one
             raise RemoteFailure(
                 Cause.WRONG_MODEL,
                 f"{reply.model[:100]!r} answered instead of {self.settings.model!r}; if that is right, set "
@@ -223,7 +229,7 @@ class ChatModel:
     def _count_lost(self, failure: RemoteFailure) -> None:
         """
         Raises:
-            RemoteDown: the endpoint denies access, or too many of the last requests are lost.
+            RemoteDown: the endpoint denies access or a parameter, or too many of the last requests are lost.
         """
         settings, lost, window = self.settings, self._recently_lost, self.settings.failure_window
         name = f"{settings.model} at {settings.base_url}"
@@ -233,6 +239,8 @@ class ChatModel:
                 f"{name} denies access ({failure.detail}); check {self.key}.base_url, {self.key}.model and "
                 f"{self.key}.api_key ({api_key})"
             )
+        if failure.cause is Cause.PARAMETER and not self.usage.answered:
+            raise RemoteDown(f"{name} refuses every request ({failure.detail})")
         self.usage.lost_by_cause[failure.cause] += 1
         lost.append(True)
         if len(lost) == window and sum(lost) / window > settings.max_failure_rate:
@@ -251,16 +259,3 @@ def _secret(settings: RemoteSettings, key: str) -> str | None:
     if not value:
         raise SettingsError(f"{key}.api_key={settings.api_key!r}: the environment variable of this name is not set")
     return value
-
-
-def _client(settings: RemoteSettings, secret: str | None, key: str) -> AsyncOpenAI:
-    try:
-        import openai  # pyright: ignore[reportMissingImports]
-        import tenacity  # noqa: F401  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise SettingsError(
-            f"{key}: needs the client of remote models ({error.name}): pip install 'rti-exp[remote]'"
-        ) from error
-    timeout = openai.Timeout(settings.read_seconds, connect=settings.connect_seconds, pool=None)
-    # Never None: the client would take OPENAI_API_KEY, and send it to whatever base_url says. Retries are tenacity's.
-    return openai.AsyncOpenAI(api_key=secret or "none", base_url=settings.base_url, timeout=timeout, max_retries=0)

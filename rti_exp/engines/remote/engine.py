@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rti_exp.engines.base import EngineUnavailable, EngineUnusable, GenerateRequest, RequestsFailed, ScoreRequest
 from rti_exp.engines.remote.chat_model import ChatModel, ChatRequest
-from rti_exp.engines.remote.failures import RemoteFailure
+from rti_exp.engines.remote.failures import Cause, RemoteFailure
 from rti_exp.engines.remote.messages import Reply
 from rti_exp.engines.remote.transcript import END, Transcript, messages_of
 from rti_exp.types import Completion, Failure, FailureKind
@@ -30,17 +30,14 @@ class RemoteEngine:
         """
         Raises:
             RequestsFailed: some requests got no answer.
-            EngineUnavailable: no request got an answer.
+            EngineUnavailable: no request got an answer, and none was too long.
             EngineUnusable: the job must end (see `ChatModel.reply`).
         """
         replies = self.model.replies([_chat(request) for request in requests])
         answered = {index: self._completion(reply) for index, reply in enumerate(replies) if isinstance(reply, Reply)}
-        failures = {
-            index: Failure(kind=FailureKind.UNAVAILABLE, reason=str(reply))
-            for index, reply in enumerate(replies)
-            if isinstance(reply, RemoteFailure)
-        }
-        if failures and not answered:
+        failures = {index: _lost(reply) for index, reply in enumerate(replies) if isinstance(reply, RemoteFailure)}
+        down = all(failure.kind is FailureKind.UNAVAILABLE for failure in failures.values())
+        if failures and not answered and down:
             raise EngineUnavailable("; ".join(dict.fromkeys(failure.reason for failure in failures.values())))
         if failures:
             raise RequestsFailed(failures, answered)
@@ -67,6 +64,11 @@ class RemoteEngine:
 
     def sync(self, policy_version: int) -> None:
         """Does nothing: a remote model's weights do not change."""
+
+
+def _lost(failure: RemoteFailure) -> Failure:
+    kind = FailureKind.TOO_LONG if failure.cause is Cause.TOO_LONG else FailureKind.UNAVAILABLE
+    return Failure(kind=kind, reason=str(failure))
 
 
 def _chat(request: GenerateRequest) -> ChatRequest:

@@ -10,7 +10,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rti_exp.envs.base import InfrastructureError
@@ -40,6 +40,8 @@ class Said:
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
+    opaque: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """As of the model's message."""
 
     @property
     def ends(self) -> bool:
@@ -84,18 +86,28 @@ class ModelUser:
     memory: Memory
 
     def say(self, seen: Sequence[Message]) -> Said:
-        conversation = (Message(role="system", content=self.prompt), *map(_flipped, seen))
-        key = hashlib.blake2b(repr(conversation).encode("utf-8", "replace"), digest_size=16).hexdigest()
+        conversation = [Message(role="system", content=self.prompt)]
+        for message in map(_flipped, seen):
+            said = self.memory.get(_key(conversation)) if message.role == "assistant" else None
+            if said is not None and said.calls == message.tool_calls:
+                message = replace(message, tool_calls=said.calls, opaque=said.opaque)
+            conversation.append(message)
+        key = _key(conversation)
         known = self.memory.get(key)
         if known is None:
             answer = self.model.reply(conversation, tools=self.tools, temperature=self.temperature).message
             if answer.malformed is not None:
                 raise InfrastructureError(f"the user model's tool call cannot be read: {answer.malformed}")
-            known = Said(text="" if answer.tool_calls else answer.content, calls=answer.tool_calls)
+            text = "" if answer.tool_calls else answer.content
+            known = Said(text=text, calls=answer.tool_calls, opaque=answer.opaque)
             if not known.calls and not known.text.strip():
                 raise InfrastructureError("the user model gave an empty answer")
             self.memory.put(key, known)
         return known
+
+
+def _key(conversation: Sequence[Message]) -> str:
+    return hashlib.blake2b(repr(conversation).encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
 def _flipped(message: Message) -> Message:

@@ -249,3 +249,16 @@ def test_a_model_users_calls_come_without_its_text() -> None:
 def test_a_model_user_that_says_nothing_is_the_infrastructures_failure(answer: Message) -> None:
     with pytest.raises(InfrastructureError, match=r"the user model"):
         model_user(Endpoint([answer])).say([asked("Hi!")])
+
+
+def test_a_users_ids_and_opaque_fields_go_back_to_its_model():
+    call = ToolCall(name="check", arguments={}, opaque={"id": "x9FgTz001"})
+    endpoint = Endpoint(
+        [Message(role="assistant", content="", tool_calls=(call,), opaque={"reasoning": "hm"}), told("ok")]
+    )
+    user = model_user(endpoint)
+    opening = [asked("Please check.")]
+    user.say(opening)
+    user.say([*opening, did("check"), saw("fine")])
+    message = endpoint.requests[1][2]
+    assert (message.tool_calls[0].opaque, message.opaque) == ({"id": "x9FgTz001"}, {"reasoning": "hm"})
