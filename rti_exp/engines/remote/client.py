@@ -55,7 +55,7 @@ def proxy_variable(base_url: str) -> str | None:
     """The environment variable with the proxy for this address; None if it is reached directly, as this machine is."""
     parts = urllib.parse.urlsplit(base_url)
     host = parts.hostname or ""
-    if _is_this_machine(host) or urllib.request.proxy_bypass_environment(host):
+    if _is_this_machine(host) or urllib.request.proxy_bypass(host):
         return None
     names = [f"{scheme}_proxy" for scheme in (parts.scheme, "all")]
     return next((name for lower in names for name in (lower, lower.upper()) if os.environ.get(name)), None)
