@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import enum
 from dataclasses import dataclass, field
+
+from rti_exp.config.settings import SettingsError
 
 
 class ToolFormat(enum.StrEnum):
@@ -48,5 +51,18 @@ class ChatSettings:
     history: History = History.auto
     system: bool = True
     """Whether the environment's system messages are rendered; a policy fine-tuned on them being absent needs none."""
+    date: str = "2024-07-26"
+    """The date that a template with today's date is given, since a resumed run must have the prompts of an unbroken
+    one."""
     stop_tokens: list[str] = field(default_factory=list)
     """Further control tokens that end a turn, besides the template's own and the tokenizer's eos."""
+
+    def __post_init__(self) -> None:
+        try:
+            datetime.date.fromisoformat(self.date)
+        except ValueError as error:
+            raise SettingsError(f"policy.chat.date={self.date!r}: must be a date, as in 2024-07-26") from error
+
+    @property
+    def day(self) -> datetime.date:
+        return datetime.date.fromisoformat(self.date)

@@ -333,6 +333,8 @@ def _identity(plain: Mapping[str, Any], parts: Mapping[str, Part]) -> dict[str, 
     identity["engine"] = engine_identity(parts["engine"].target, plain["engine"])
     identity["env"] = {key: value for key, value in plain["env"].items() if key != TIMEOUT}
     identity["policy"] = _without_defaults(plain["policy"], PolicySettings(), kept=("path", "dtype"))
+    if chat := identity["policy"].get("chat"):  # a date at its default would make other keys of earlier runs
+        identity["policy"]["chat"] = _without_defaults(chat, ChatSettings(), kept=tuple({*chat} - {"date"}))
     former = {moved: name for name, moved in MOVED_TARGETS.items()}
     identity["probe"] = {
         **plain["probe"],

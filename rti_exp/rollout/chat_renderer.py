@@ -44,7 +44,9 @@ class ChatRenderer:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, settings: ChatSettings | None = None) -> None:
         self.settings = settings or ChatSettings()
         self._text = TextEncoder(tokenizer.backend_tokenizer)
-        self._template = ChatTemplate(tokenizer, self._text.control, thinking=self.settings.thinking)
+        self._template = ChatTemplate(
+            tokenizer, self._text.control, thinking=self.settings.thinking, date=self.settings.day
+        )
         self._native_tools = self._template.renders_tools("probe_tool", marked="<tool_call>")
         self._calls = self._format()
         self._end = self._text.control[self._template.end]
@@ -55,6 +57,7 @@ class ChatRenderer:
         self._thinks_at_once = opening.rstrip().endswith(THINK)
         self._header = self._end_of_header(opening)
         self._header_ids = self._text.encode_pieces(self._header)
+        self._lead = self._template.lead()
         self._check_ids(tokenizer)
         history = self.settings.history
         self.rerenders = history is History.template or (history is History.auto and not self._template.extends())
@@ -89,7 +92,7 @@ class ChatRenderer:
         turn = f"{THINK}{THINK_END}\n\nThe answer" if self._thinks_at_once else "The answer"
         opening, opening_ids = filled(*self._template.opening([hello], ())), self.opening([hello], ())
         end, rest = self._template.after_end(filled(*self._template.after_turn([hello])))
-        text = f"{opening}{turn.removeprefix(THINK)}{end}{rest}"
+        text = f"{opening}{self._lead}{turn.removeprefix(THINK)}{end}{rest}"
         ids = opening_ids + self.action_ids(turn) + self.appended([hello], closed=True)
         native, native_opening = (
             tuple(tokenizer.backend_tokenizer.encode(part, add_special_tokens=False).ids) for part in (text, opening)
@@ -140,7 +143,7 @@ class ChatRenderer:
         if self._thinks_at_once:
             thinks = any(tags_in(text, (THINK_END,)))
             text = text.removeprefix(THINK).lstrip("\n") if thinks else f"\n{THINK_END}\n\n{text}"
-        return (*self._text.encode_behind(self._header, self._pieces(text)), self._end)
+        return (*self._text.encode_behind(self._header, self._pieces(self._lead + text)), self._end)
 
     def calls_text(self, message: Message) -> str:
         """The turn's text, with its calls in this renderer's format."""
@@ -153,7 +156,7 @@ class ChatRenderer:
     def message(self, action_ids: Sequence[int]) -> Message:
         """The assistant message that these ids spell; an unreadable tool call is kept as `malformed`."""
         body = action_ids[:-1] if action_ids and action_ids[-1] in self._stop_ids else action_ids
-        text, control = self._text.spelled(body, left=self._header_ids)
+        text, control = self._text.spelled(body, left=self._header_ids, lead=self._lead)
         # A tag that is a token counts where it was sampled as one, any other tag wherever it is spelled.
         spelled = frozenset(place for place, name in tags_in(text, self._tags) if name not in self._markers)
         places = Places(

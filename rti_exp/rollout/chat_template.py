@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -39,19 +40,28 @@ class ChatTemplate:
     Args:
         control: the tokenizer's control tokens, one of which must end an assistant turn.
         thinking: the template's `enable_thinking`; None leaves it undefined.
+        date: what a template that asks for today's date is given.
 
     Raises:
         UnsupportedTemplate: there is no template, or no control token ends an assistant turn.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, control: Mapping[str, int], *, thinking: bool | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        control: Mapping[str, int],
+        *,
+        thinking: bool | None = None,
+        date: datetime.date = datetime.date(2024, 7, 26),
     ) -> None:
         if not tokenizer.chat_template:
             raise UnsupportedTemplate("the tokenizer has no chat template")
         self._tokenizer = tokenizer
         self._control = control
-        self._options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+        self._clock = _frozen_clock(date)
+        self._options: dict[str, Any] = {"date_string": date.strftime("%d %b %Y")}
+        if thinking is not None:
+            self._options["enable_thinking"] = thinking
         self._after_turn = functools.lru_cache(maxsize=1024)(self._render_after_turn)
         self._opening_system = self._accepts("system", "user")
         self._later_system = self._accepts("user", "assistant", "system")
@@ -69,13 +79,14 @@ class ChatTemplate:
         """The control token that ends an assistant turn."""
 
     def _accepts(self, *roles: str) -> bool:
-        """Whether the template renders a conversation of these roles, with every message's content."""
+        """Whether the template renders a conversation of these roles, with every message's content, in order."""
         shown = [{"role": role, "content": placeholder(place)} for place, role in enumerate(roles)]
         try:
             text = self._render(shown, None)
         except UnsupportedTemplate:
             return False
-        return all(placeholder(place) in text for place in range(len(roles)))
+        places = [text.find(placeholder(place)) for place in range(len(roles))]
+        return -1 not in places and places == sorted(places)
 
     def opening(
         self,
@@ -98,6 +109,14 @@ class ChatTemplate:
         shaped = self._shaped(messages)
         _, data = _placed(shaped)
         return self._after_turn(tuple((message.role, bool(message.content)) for message in shaped)), data
+
+    def lead(self) -> str:
+        """White space that the template writes between a turn's header and its text."""
+        user = Message(role="user", content="u")
+        header, _ = self.opening([user], ())
+        before, _, _ = self.opening([user, Message(role="assistant", content="a")], ())[0].partition(placeholder(1))
+        lead = before.removeprefix(header)
+        return lead if before.startswith(header) and lead.isspace() else ""
 
     def extends(self) -> bool:
         """Whether a longer probe conversation renders as the shorter one plus the appended text.
@@ -165,10 +184,15 @@ class ChatTemplate:
         wrapped = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
         return [safe(tool) for tool in wrapped], {name: text for text, name in names.items()}
 
+    def _source(self, tools: list[Any] | None) -> str:
+        source = self._tokenizer.get_chat_template(tools=tools)
+        return self._clock + source if "strftime_now" in source else source
+
     def _render(self, messages: Sequence[Mapping[str, str]], tools: list[Any] | None) -> str:
         try:
             text = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
+                chat_template=self._source(tools),
                 tools=tools,
                 add_generation_prompt=True,
                 tokenize=False,
@@ -234,6 +258,16 @@ def _placed(
         thought = {"reasoning_content": hidden(message.thinking)} if message.thinking else {}
         shown.append({"role": message.role, "content": kept, **thought})
     return shown, data
+
+
+def _frozen_clock(date: datetime.date) -> str:
+    """A template's first line: a `strftime_now` that always gives this date, at midnight.
+
+    That of transformers reads the clock, so that prompts would depend on the day on which a run is resumed.
+    """
+    midnight = datetime.datetime.combine(date, datetime.time())
+    codes = "".join(f" | replace({f'%{code}'!r}, {midnight.strftime(f'%{code}')!r})" for code in "aAbBcdHIjmMpSUwWxXyY")
+    return "{% macro strftime_now(format) %}{{ format" + codes + " }}{% endmacro %}\n"
 
 
 def _join(first: Message, second: Message) -> Message:

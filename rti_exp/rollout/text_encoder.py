@@ -124,10 +124,15 @@ class TextEncoder:
         """The text that these ids spell, with the names of control tokens; invalid UTF-8 becomes U+FFFD."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def spelled(self, ids: Sequence[int], *, left: Sequence[int] = ()) -> tuple[str, dict[int, str]]:
-        """The text of `ids` behind the ids `left`, and its control tokens by their place in it."""
+    def spelled(self, ids: Sequence[int], *, left: Sequence[int] = (), lead: str = "") -> tuple[str, dict[int, str]]:
+        """The text of `ids` behind the ids `left`, and its control tokens by their place in it.
+
+        If it begins with `lead`, that is left out.
+        """
         start = len(self.decode(left))
-        text = self.decode([*left, *ids])[start:]
+        whole = self.decode([*left, *ids])
+        start += len(lead) if whole.startswith(lead, start) else 0
+        text = whole[start:]
         control: dict[int, str] = {}
         for index, token_id in enumerate(ids):
             if token_id in self._ids:

@@ -14,7 +14,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from rti_exp.config.chat_settings import ChatSettings
@@ -64,6 +64,30 @@ def chat_tokenizer(name: str, template: str | None = None) -> PreTrainedTokenize
         eos_token="<|im_end|>",
         pad_token="<|im_end|>" if name == "smollm2" else "<|endoftext|>",
         chat_template=template or (DATA / f"{name}_chat_template.jinja").read_text(encoding="utf-8"),
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def sentencepiece_tokenizer(template: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of the kind of Llama 2's: a text's first word gets a space, `The` and `▁The` are two tokens.
+
+    It has no bytes, so that a character which it does not know becomes `<unk>`, a special token.
+    """
+    words = ["▁The", "The", "▁answer", *(chr(code) for code in range(33, 127)), "▁", "\n"]
+    letters = sorted({letter for word in words for letter in word})
+    vocabulary = {word: number for number, word in enumerate(dict.fromkeys(["<unk>", *letters]))}
+    merges: list[tuple[str, str]] = []
+    for word in words:
+        for end in range(1, len(word)):
+            if word[: end + 1] not in vocabulary:
+                merges.append((word[:end], word[end]))
+                vocabulary[word[: end + 1]] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.add_special_tokens(["<unk>", *CONTROL["qwen3"]])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<|im_end|>", chat_template=template
     )
 
 
