@@ -47,7 +47,7 @@ def code(task: Task) -> str:
 
 
 def test_a_readable_call_is_carried_out_though_another_of_the_turn_is_broken() -> None:
-    world = locks(kind="tools")
+    world = locks(arguments={"kind": "tools"})
     episode = world.start(world.tasks("train")[0])
     result = episode.step(replace(multiply(a=6, b=7), malformed="Call 2 is broken."))
     assert [one.content for one in result.observations] == ["42", "Error: Call 2 is broken."]
