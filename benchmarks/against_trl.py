@@ -23,6 +23,8 @@ from typing import Any
 
 from measure import experiment, machine, median, peak_mebibytes, table
 
+from rti_exp.experiment.parts import default_environment
+
 SIDES = ("rti_exp", "TRL")
 
 
@@ -48,10 +50,9 @@ class Work:
 
     def town_tasks(self) -> Iterator[Any]:
         """The tasks of the steps, in the order in which a run of rti_exp takes them."""
-        from rti_exp.envs.town.world import Town
         from rti_exp.training.tasks import TaskStream
 
-        stream = TaskStream(Town().tasks("train"), tasks_per_iteration=self.tasks, seed=0)
+        stream = TaskStream(default_environment("town").tasks("train"), tasks_per_iteration=self.tasks, seed=0)
         for step in range(1, self.steps + 1):
             yield from stream.iteration(step)
 

@@ -23,6 +23,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from rti_exp.engines.base import GenerateRequest, Sampling
 from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.transformers_forward import TransformersForward
+from rti_exp.experiment.parts import default_engine
 from rti_exp.randomness import derive_seed
 
 VOCABULARY = 900
@@ -100,7 +101,7 @@ def main() -> None:
     model: Any = build_model()
     model.to(arguments.device)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    engine = LocalEngine(model)
+    engine = default_engine(model)
     sizes = {name: getattr(arguments, name) for name in ("tasks", "members", "turns", "tokens")}
     roll_out(engine, **sizes, seed=0)
     steps = CountedSteps()

@@ -19,8 +19,8 @@ from measure import machine
 
 from rti_exp.config.paths import policy_folder
 from rti_exp.engines.base import GenerateRequest, Sampling
-from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.vllm.engine import VllmEngine
+from rti_exp.experiment.parts import default_engine
 from rti_exp.models.load import load
 
 PROMPT_TOKENS = 48
@@ -35,7 +35,7 @@ def main() -> None:
     given = arguments.parse_args()
     torch.set_num_threads(1)
     model = load(policy_folder(given.policy), "float32", given=f"--policy={given.policy}").model
-    local = LocalEngine(model, max_batch=given.requests)
+    local = default_engine(model, max_batch=given.requests)
     vllm = VllmEngine(
         model,
         python=given.python,

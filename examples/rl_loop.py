@@ -17,19 +17,12 @@ from dataclasses import replace
 
 import torch
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.paths import policy_folder
-from rti_exp.config.settings import (
-    AlgorithmSettings,
-    RolePrompt,
-    RoleSettings,
-    RolloutSettings,
-    SamplingSettings,
-    Scope,
-    VerifierSettings,
-)
+from rti_exp.config.role_settings import JudgeSettings, RolePrompt, SamplingSettings, VerifierSettings
+from rti_exp.config.settings import AlgorithmSettings, RolloutSettings, Scope
 from rti_exp.engines.base import ScoreRequest
-from rti_exp.engines.local import LocalEngine
-from rti_exp.envs.town import Town
+from rti_exp.experiment.parts import default_engine, default_environment
 from rti_exp.intervention.case import Case, Corrected, HarmfulStep, with_evidence
 from rti_exp.intervention.corrector import SelfCorrector
 from rti_exp.intervention.validator import Validator
@@ -48,27 +41,30 @@ from rti_exp.training.token_log_probs import TrainedPositions
 from rti_exp.types import Author, Correction, Evidence, Fork, Group, Trajectory
 
 GROUP_SIZE, TASKS, SEED = 8, 12, 0
-ROLLOUT = RolloutSettings(max_tokens=32, max_context=96)
-JUDGE, WRITER = RoleSettings(temperature=0.0, max_tokens=32), SamplingSettings(temperature=1.0, max_tokens=32)
-CHECKS = {name: RolePrompt(text=f"{name}? {{evidence}}") for name in ("gold", "leak")}
-CHECKS["plausible"] = RolePrompt(text="plausible?")
+ROLLOUT = default_settings(RolloutSettings, max_tokens=32, max_context=96)
+JUDGE, WRITER = (
+    default_settings(JudgeSettings, temperature=0.0, max_tokens=32),
+    default_settings(SamplingSettings, temperature=1.0, max_tokens=32),
+)
+CHECKS = {name: RolePrompt(role="system", text=f"{name}? {{evidence}}") for name in ("gold", "leak")}
+CHECKS["plausible"] = RolePrompt(role="system", text="plausible?")
 
 
 class Loop:
     def __init__(self, delta: float) -> None:
         loaded = load(policy_folder("builtin:tiny"), "float32", given="builtin:tiny")
-        self.model, self.delta, self.world = loaded.model.eval(), delta, Town(seed=SEED)
-        self.engine, renderer = LocalEngine(self.model), TokenRenderer(loaded.tokenizer)
+        self.model, self.delta, self.world = loaded.model.eval(), delta, default_environment("town", seed=SEED)
+        self.engine, renderer = default_engine(self.model), TokenRenderer(loaded.tokenizer)
         self.collector = Collector(
             environment=self.world, engine=self.engine, renderer=renderer, settings=ROLLOUT, seed=SEED
         )
         role = {"engine": self.engine, "renderer": renderer}
-        self.validator = Validator(**role, prompt=RolePrompt(text="judge: {evidence}"), settings=JUDGE)
+        self.validator = Validator(**role, prompt=RolePrompt(role="system", text="judge: {evidence}"), settings=JUDGE)
         self.corrector = SelfCorrector(
-            **role, prompt=RolePrompt(text="rewrite: {evidence} | {reason}"), settings=WRITER
+            **role, prompt=RolePrompt(role="system", text="rewrite: {evidence} | {reason}"), settings=WRITER
         )
-        self.verifier = Verifier(**role, prompts=CHECKS, settings=VerifierSettings(), role=JUDGE)
-        self.algorithm = GRPO(AlgorithmSettings())
+        self.verifier = Verifier(**role, prompts=CHECKS, settings=default_settings(VerifierSettings, max_tokens=32))
+        self.algorithm = GRPO(default_settings(AlgorithmSettings))
         self.log_probs = TrainedPositions(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.0)
 

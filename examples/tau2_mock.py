@@ -17,8 +17,9 @@ from pathlib import Path
 
 from rti_exp.config.check import check
 from rti_exp.config.compose import composed
-from rti_exp.config.settings import RolePrompt
+from rti_exp.config.role_settings import RolePrompt
 from rti_exp.envs.tau2 import Tau2
+from rti_exp.experiment.parts import default_environment
 from rti_exp.intervention.prompts import role_message, with_request
 from rti_exp.pretraining.corpus import Document
 from rti_exp.pretraining.progress import ProgressLines
@@ -185,7 +186,9 @@ class _Texts(TextCollector):
 
 
 def main(folder: Path, seed: int = 0) -> None:
-    world = Tau2(domain="mock", train_split="base", heldout_split="base", only=list(PLANS))
+    world = default_environment(
+        "tau2_telecom", domain="mock", train_split="base", heldout_split="base", only=list(PLANS)
+    )
     texts = _Texts()
     collected = Teacher(world, texts, seed)
     for _ in range(TRAINING.documents):

@@ -95,9 +95,9 @@ def _architecture(config: Config) -> tuple[PretrainedConfig, str]:
     """
     from transformers import AutoConfig
 
-    path = config.policy.path
     if isinstance(config.policy, RemotePolicySettings):
         raise SettingsError("policy=remote: uses no memory here; plan for a policy that is trained")
+    path = config.policy.path
     if path in ARCHITECTURES:
         return AutoConfig.for_model(**ARCHITECTURES[path]), f"{path}, as listed in this package"
     ours = path.startswith((BUILTIN, PACKAGED, HUB))

@@ -13,9 +13,9 @@ from dataclasses import replace
 from rich.console import Console
 from rich.text import Text
 
-from rti_exp.envs.town import Town
 from rti_exp.envs.town.families import FAMILIES
 from rti_exp.envs.town.world import TownEpisode, draw_task
+from rti_exp.experiment.parts import default_environment
 from rti_exp.rollout.tool_calls import MalformedToolCall, parse_tool_call
 from rti_exp.types import Message
 
@@ -34,19 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = random.SystemRandom().randrange(10_000) if options.seed is None else options.seed
     family = options.family or random.Random(seed).choice(list(FAMILIES))
     console = Console(highlight=False)
-    console.print(f"{family}, --seed {seed}, at most {Town().max_turns} turns. {HELP}", style="dim", markup=False)
+    turns = default_environment("town").max_turns
+    console.print(f"{family}, --seed {seed}, at most {turns} turns. {HELP}", style="dim", markup=False)
     episode = TownEpisode(draw_task(family, options.split, seed, 0))
-    return play(episode, console, lambda: console.input(Text("you: ", style="bold")))
+    return play(episode, console, lambda: console.input(Text("you: ", style="bold")), turns)
 
 
-def play(episode: TownEpisode, console: Console, ask: Callable[[], str]) -> int:
+def play(episode: TownEpisode, console: Console, ask: Callable[[], str], turns: int) -> int:
     """Plays to the end; returns 0 if the episode succeeded, 1 if not, 130 if it was left."""
     show(console, episode.messages)
     for tool in episode.tools:
         needed = ", ".join(tool["parameters"]["required"])
         console.print(f"  {tool['name']}({needed})  {tool['description']}", style="dim", markup=False)
     answered = False
-    for _ in range(Town().max_turns):
+    for _ in range(turns):
         try:
             text = ask().strip()
             while not text:

@@ -23,7 +23,7 @@ from rich.table import Table
 from rti_exp.config.check import Config, check
 from rti_exp.config.compose import CONFIG_ERRORS, bad_config, composed
 from rti_exp.config.conversion import refuse_options
-from rti_exp.config.group_settings import CorrectorSettings, verifier_settings
+from rti_exp.config.role_settings import CorrectorSettings
 from rti_exp.config.settings import SettingsError
 from rti_exp.experiment.checks import check_parts
 from rti_exp.experiment.policies import PolicyLoader
@@ -87,14 +87,12 @@ def measure(config: Config, plays: int) -> tuple[list[Row], list[ConfusionMatrix
         per_family=plays,
         max_tokens=config.rollout.max_tokens,
     )
-    settings, role = verifier_settings(config.verifier.options)
     rows = accuracy.rows()
     matrices = audit(
-        settings,
+        config.verifier.options,
         engine=policy.engine,
         renderer=policy.renderer,
         prompts=config.prompts,
-        role=role,
         seed=seed,
         per_family=plays,
     )

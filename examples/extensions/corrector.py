@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rti_exp.config.settings import RolePrompt
+from rti_exp.config.role_settings import RolePrompt
 from rti_exp.experiment.policies import LoadedPolicy
 from rti_exp.intervention.case import HarmfulStep
 from rti_exp.intervention.corrector import correction_prompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rti_exp.config.settings import RolePrompt
+from rti_exp.config.role_settings import RolePrompt
 from rti_exp.experiment.policies import LoadedPolicy
 from rti_exp.intervention.case import Corrected
 from rti_exp.types import Check

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
-import math
-from dataclasses import dataclass
+from typing import Annotated
 
-from rti_exp.config.settings import AlgorithmSettings, Baseline, Scope, SettingsError, UpdateSettings, check_clip
+from annotated_types import Gt, Le
+
+from rti_exp.config.fields import FinitePositive, Natural, NonNegative, Share, settings_class
+from rti_exp.config.settings import AlgorithmSettings, Baseline, SettingsError, UpdateSettings
 
 
 class BaselineMembers(enum.StrEnum):
@@ -16,57 +18,41 @@ class BaselineMembers(enum.StrEnum):
     on_policy = "on_policy"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class LuffySettings(AlgorithmSettings):
-    """GRPO's settings, and what the teacher's trajectories need."""
+    """GRPO's settings, and those of the teacher's trajectories."""
 
-    normalize_std: bool = False
-    clip_low: float = 1.0
-    clip_high: float = math.inf
-    teacher: str = "builtin:teacher"
+    teacher: str
     """A transformers folder, or `builtin:<name>`; with the policy's tokenizer."""
-    n_prefix: int = 1
+    n_prefix: Natural
     """Members of a group that begin with a teacher's turns; 0 is GRPO."""
-    prefix_fraction: float = 1.0
-    """The share of a teacher's trajectory that is given, in turns, rounded up; the policy goes on from there."""
-    gamma: float = 0.1
+    prefix_fraction: Annotated[float, Gt(0), Le(1)]
+    """The share of a teacher's trajectory that is given, in turns, rounded up; the policy continues from there."""
+    gamma: FinitePositive
     """Of the shaping f(p) = p / (p + gamma)."""
-    baseline_members: BaselineMembers = BaselineMembers.all
+    baseline_members: BaselineMembers
 
     def __post_init__(self) -> None:
-        AlgorithmSettings.__post_init__(self)  # no super(): a dataclass with slots is another class than its body's
-        if self.n_prefix < 0:
-            raise SettingsError(f"algorithm.n_prefix={self.n_prefix}: must be an integer >= 0")
-        if not 0 < self.prefix_fraction <= 1:
-            raise SettingsError(f"algorithm.prefix_fraction={self.prefix_fraction}: must be in (0, 1]")
-        if not (math.isfinite(self.gamma) and self.gamma > 0):
-            raise SettingsError(f"algorithm.gamma={self.gamma}: must be a finite number > 0")
         plain = self.baseline is Baseline.mean and not self.normalize_std
         if self.baseline_members is BaselineMembers.on_policy and not plain:
             raise SettingsError(
-                "algorithm.baseline_members='on_policy': must be all, unless baseline=mean and normalize_std=false"
+                "baseline_members='on_policy': must be all, unless baseline=mean and normalize_std=false"
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class DistillationSettings(UpdateSettings):
     """On-policy distillation."""
 
-    teacher: str = "builtin:teacher"
+    teacher: str
     """A transformers folder, or `builtin:<name>`; with the policy's tokenizer."""
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-
-    def __post_init__(self) -> None:
-        UpdateSettings.__post_init__(self)  # no super(): a dataclass with slots is another class than its body's
-        check_clip(self.clip_low, self.clip_high)
+    clip_low: Share
+    clip_high: NonNegative
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class ImitationSettings(UpdateSettings):
-    """Supervised learning on accepted corrections, by default from the corrected turn on."""
-
-    scope: Scope = Scope.suffix
+    """Supervised learning on accepted corrections."""
 
 
 ALGORITHM_SETTINGS: dict[str, type[UpdateSettings]] = {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import enum
-from dataclasses import dataclass, field
+from typing import Annotated
 
-from rti_exp.config.settings import SettingsError
+from pydantic import AfterValidator
+
+from rti_exp.config.fields import OutOfKeyAt, settings_class
 
 
 class ToolFormat(enum.StrEnum):
@@ -42,27 +44,39 @@ class History(enum.StrEnum):
     template = "template"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatSettings:
-    tool_format: ToolFormat = ToolFormat.auto
-    tool_schemas: ToolSchemas = ToolSchemas.full
-    thinking: bool | None = None
-    """Given to the template as `enable_thinking`; null gives it nothing."""
-    history: History = History.auto
-    system: bool = True
-    """Whether the environment's system messages are rendered; a policy fine-tuned on them being absent needs none."""
-    date: str = "2024-07-26"
-    """The date that a template with today's date is given, since a resumed run must have the prompts of an unbroken
-    one."""
-    stop_tokens: list[str] = field(default_factory=list)
-    """Further control tokens that end a turn, besides the template's own and the tokenizer's eos."""
+def _iso_date(text: str) -> str:
+    try:
+        datetime.date.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError("a date, as in 2024-07-26") from error
+    return text
 
-    def __post_init__(self) -> None:
-        try:
-            datetime.date.fromisoformat(self.date)
-        except ValueError as error:
-            raise SettingsError(f"policy.chat.date={self.date!r}: must be a date, as in 2024-07-26") from error
+
+@settings_class
+class ChatSettings:
+    tool_format: ToolFormat
+    tool_schemas: ToolSchemas
+    thinking: bool | None
+    """Given to the template as `enable_thinking`; null gives it nothing."""
+    history: History
+    system: bool
+    """Whether the environment's system messages are rendered; a policy fine-tuned on them being absent needs none."""
+    date: Annotated[str, AfterValidator(_iso_date), OutOfKeyAt("2024-07-26")]
+    """The date for templates that print today's; a resumed run must have the prompts of an unbroken one."""
+    stop_tokens: list[str]
+    """Further control tokens that end a turn, besides the template's own and the tokenizer's eos."""
 
     @property
     def day(self) -> datetime.date:
         return datetime.date.fromisoformat(self.date)
+
+
+CHAT_AT_FIRST = {
+    "tool_format": "auto",
+    "tool_schemas": "full",
+    "thinking": None,
+    "history": "auto",
+    "system": True,
+    "stop_tokens": [],
+}
+"""At these values the chat settings are no part of the run key."""

@@ -19,20 +19,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rti_exp.config.algorithm_settings import ALGORITHM_SETTINGS, teacher_path
-from rti_exp.config.chat_settings import ChatSettings
+from rti_exp.config.chat_settings import CHAT_AT_FIRST
 from rti_exp.config.conversion import likely, signature_class, typed, unknown_key
 from rti_exp.config.engine_settings import ENGINE_SETTINGS, check_engine
-from rti_exp.config.engine_settings import without_volatile as engine_identity
+from rti_exp.config.fields import VOLATILE as IN_NO_KEY
+from rti_exp.config.fields import hints_of, identity_of, is_settings, marks
 from rti_exp.config.group_settings import (
     BudgetSettings,
-    CorrectorSettings,
     LimitSettings,
     ProbeSettings,
-    PromptSettings,
     RecorderSettings,
     TopSettings,
     TrainerSettings,
-    ValidatorSettings,
 )
 from rti_exp.config.model_files import has_chat_template
 from rti_exp.config.paths import policy_folder
@@ -42,16 +40,14 @@ from rti_exp.config.remote_settings import (
     VALIDATOR_SETTINGS,
     VERIFIER_SETTINGS,
     RemotePolicySettings,
-    without_volatile,
 )
+from rti_exp.config.role_settings import CorrectorSettings, PromptSettings
 from rti_exp.config.secrets import refuse_secrets
 from rti_exp.config.settings import (
-    CHECK_NAMES,
     EvaluationSettings,
     GateSettings,
     InterventionSettings,
     ReweightSettings,
-    RoleSettings,
     RolloutSettings,
     RunSettings,
     SettingsError,
@@ -64,10 +60,14 @@ MOVED_TARGETS = {
     "rti_exp.loggers.WandbLogger": "rti_exp.tracking.loggers.WandbLogger",
 }
 """Former names of classes that moved: configs that name them still work, and run keys are still made with them."""
+VOLATILE_GROUPS = ("logger", "trainer", "limits")
+"""Config groups excluded from the run key; `trainer.precision` is part of it."""
+VOLATILE = (*(name for name, hint in hints_of(TopSettings).items() if IN_NO_KEY in marks(hint)), *VOLATILE_GROUPS)
+"""Keys excluded from the run key: where the run is kept, logging, hardware, limits."""
 REMOVED_REMOTE_KEYS = ("price_input", "price_output", "price_cached_input", "max_cost")
 """Keys of earlier versions' endpoints. They were never part of the run key."""
-VOLATILE = ("study", "runs_root", "fresh", "checkpoint_every", "size", "logger", "trainer", "limits")
-"""Keys excluded from the run key: where the run is kept, logging, hardware, limits."""
+FORMER_TOP_KEYS = {"limits": {"env_failures": 0.5, "role_failures": 0.9}, "checkpoint_every": 1}
+"""The behaviour of versions that did not have these keys yet."""
 TIMEOUT = "timeout"
 """The key of `env` that is no option of the environment: seconds that one call into it may take."""
 
@@ -129,18 +129,25 @@ GROUPS: dict[str, tuple[str, type]] = {
     "policy": ("policy", PolicySettings),
 }
 """Config node -> field of `Config`, settings class."""
-PARTS: dict[str, type | Mapping[str, type] | None] = {
+PARTS: dict[str, Mapping[str, type] | None] = {
     "algorithm": ALGORITHM_SETTINGS,
     "engine": ENGINE_SETTINGS,
     "env": None,
     "validator": VALIDATOR_SETTINGS,
     "corrector": CORRECTOR_SETTINGS,
     "verifier": VERIFIER_SETTINGS,
-    "probe": ProbeSettings,
+    "probe": {"rti_exp.pretraining.probe_cases.TownProbe": ProbeSettings},
     "logger": None,
 }
 """Nodes with a `_target_` -> settings class, or one for each target; None: the options are checked against the
 signature of a torch-free target."""
+GIVEN: dict[str, tuple[str, ...]] = {
+    "validator": ("policy", "prompt"),
+    "corrector": ("policy", "prompt"),
+    "verifier": ("policy", "prompts"),
+    "logger": ("config", "run"),
+}
+"""Parameters that the builder passes to a class of another package. The others are its options."""
 
 
 def check(cfg: DictConfig) -> Config:
@@ -153,13 +160,21 @@ def check(cfg: DictConfig) -> Config:
 
 
 def check_stored(stored: DictConfig) -> Config:
-    """`check` for the config.yaml of a run, which an earlier version may have written with keys that are gone."""
-    for node in stored.values():
-        remote = node.get("remote") if isinstance(node, DictConfig) else None
-        if isinstance(remote, DictConfig):
+    """`check` for the config.yaml of a run, which an earlier version may have written."""
+    nodes = as_data(stored)
+    for node in nodes.values():
+        remote = node.get("remote") if isinstance(node, dict) else None
+        if isinstance(remote, dict):
             for key in REMOVED_REMOTE_KEYS:
                 remote.pop(key, None)
-    return check(stored)
+    verifier = nodes.get("verifier")
+    if isinstance(verifier, dict) and verifier.get("_target_") in VERIFIER_SETTINGS:
+        verifier.pop("steps_per_call", None)
+        if "remote" not in verifier:
+            verifier.setdefault("path", None)
+        if isinstance(verifier.get("policy"), str):
+            verifier.update(policy=True, path=verifier["policy"])
+    return checked({**FORMER_TOP_KEYS, **nodes})
 
 
 def as_data(cfg: DictConfig) -> dict[str, Any]:
@@ -180,7 +195,6 @@ def as_data(cfg: DictConfig) -> dict[str, Any]:
 def checked(nodes: dict[str, Any]) -> Config:
     """As `check`, of what `as_data` gives."""
     refuse_secrets(nodes)
-    nodes.setdefault("limits", {})  # a run of before there were any
     known = [*_names(RunSettings), *_names(TopSettings), *GROUPS, *PARTS]
     for key in nodes:
         if key not in known:
@@ -198,17 +212,18 @@ def checked(nodes: dict[str, Any]) -> Config:
     timeout = _timeout(nodes["env"].get(TIMEOUT))
     options = {name: value for name, value in nodes["env"].items() if name != TIMEOUT}
     parts: dict[str, Any] = {
-        key: _part(key, options if key == "env" else nodes[key], cls) for key, cls in PARTS.items()
+        key: read_part(key, options if key == "env" else nodes[key], cls) for key, cls in PARTS.items()
     }
     plain = _plain(nodes, run, top, made, parts)
     plain["env"][TIMEOUT] = timeout
-    key = run_key(_identity(plain, parts))
+    settings = {key: made[attribute] for key, (attribute, _) in classes.items()} | parts
+    key = run_key(_identity(plain, settings))
     return Config(run=run, top=top, env_timeout=timeout, plain=plain, key=key, **made, **parts)
 
 
 def _settings(cls: type, node: Mapping[str, Any], key: str) -> Any:
     """The settings of a group. A gate with a `_target_` is a class of another package."""
-    return _part(key, node, None) if key == "gate" and "_target_" in node else typed(cls, node, key)
+    return read_part(key, node, None) if key == "gate" and "_target_" in node else typed(cls, node, key)
 
 
 def _timeout(value: Any) -> float | None:
@@ -220,7 +235,8 @@ def _timeout(value: Any) -> float | None:
     return float(value)
 
 
-def _part(key: str, node: Mapping[str, Any], cls: type | Mapping[str, type] | None) -> Part:
+def read_part(key: str, node: Mapping[str, Any], classes: Mapping[str, type] | None) -> Part:
+    """The part at the group `key`, its options checked against the class of its target, or the target's signature."""
     target = node.get("_target_")
     target = MOVED_TARGETS.get(target, target) if isinstance(target, str) else target
     options = {name: value for name, value in node.items() if name != "_target_"}
@@ -228,10 +244,7 @@ def _part(key: str, node: Mapping[str, Any], cls: type | Mapping[str, type] | No
         raise SettingsError(f"{key}._target_={target!r}: must be the full name of a class")
     if target is None:
         return Part(target=None, options=options)
-    if isinstance(cls, Mapping):
-        cls = cls.get(target)
-    if cls is None or not target.startswith("rti_exp."):
-        cls = signature_class(key, target)
+    cls = (classes or {}).get(target) or signature_class(key, target, GIVEN.get(key, ()))
     return Part(target=target, options=options if cls is None else typed(cls, options, key))
 
 
@@ -249,10 +262,11 @@ def check_files(config: Config) -> None:
     _check_positions(folders[0], config.rollout.max_context)
     if isinstance(config.corrector.options, CorrectorSettings) and config.corrector.options.path is not None:
         folders.append(policy_folder(config.corrector.options.path, "corrector.path"))
-    for key, judge in (("validator", config.validator.options), ("verifier", config.verifier.options)):
-        path = getattr(judge, "policy", None)
-        if isinstance(path, str):
-            folders.append(policy_folder(path, f"{key}.policy"))
+    judges = {
+        "validator.policy": getattr(config.validator.options, "policy", None),
+        "verifier.path": getattr(config.verifier.options, "path", None),
+    }
+    folders += [policy_folder(path, key) for key, path in judges.items() if isinstance(path, str)]
     teacher = teacher_path(config.algorithm.options)
     if teacher is not None:
         _check_positions(policy_folder(teacher, "algorithm.teacher"), config.rollout.max_context)
@@ -261,8 +275,8 @@ def check_files(config: Config) -> None:
 
 def _check_chat(policy: PolicySettings, folders: Sequence[Path]) -> None:
     """That options of chat templates have one to act on: the policy's, or that of a model that plays a role."""
-    plain, defaults = _data(policy.chat), _data(ChatSettings())
-    changed = [name for name in defaults if plain[name] != defaults[name]]
+    plain = identity_of(policy.chat, _data(policy.chat))
+    changed = [name for name, value in plain.items() if CHAT_AT_FIRST.get(name, "") != value]
     if changed and not any(map(has_chat_template, folders)):
         raise SettingsError(
             f"policy.chat.{changed[0]}={plain[changed[0]]!r}: must be left out with policy.path={policy.path!r}, which "
@@ -301,9 +315,6 @@ def _plain(nodes: Mapping[str, Any], run: Any, top: Any, made: Mapping[str, Any]
             plain[key] = _data(parts[key])
         else:
             plain[key] = scalars[key]
-    checks = plain["verifier"].get("checks")
-    if checks:
-        plain["verifier"]["checks"] = [name for name in CHECK_NAMES if name in checks]
     return plain
 
 
@@ -321,30 +332,23 @@ def _data(settings: Any) -> Any:
     return settings
 
 
-def _identity(plain: Mapping[str, Any], parts: Mapping[str, Part]) -> dict[str, Any]:
+def _identity(plain: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The data that the run key is made of. Names and keys that changed since are those of the first version."""
     identity = {key: value for key, value in plain.items() if key not in VOLATILE}
-    for key in ("validator", "corrector", "verifier"):
-        if dataclasses.is_dataclass(parts[key].options):
-            identity[key] = without_volatile(parts[key].options, plain[key])
-    if isinstance(parts["validator"].options, ValidatorSettings):
-        identity["validator"] = _without_defaults(
-            identity["validator"], ValidatorSettings(), kept=tuple(_names(RoleSettings))
-        )
-    identity["engine"] = engine_identity(parts["engine"].target, plain["engine"])
-    identity["env"] = {key: value for key, value in plain["env"].items() if key != TIMEOUT}
-    identity["policy"] = _without_defaults(plain["policy"], PolicySettings(), kept=("path", "dtype"))
-    if chat := identity["policy"].get("chat"):  # a date at its default would make other keys of earlier runs
-        identity["policy"]["chat"] = _without_defaults(chat, ChatSettings(), kept=tuple({*chat} - {"date"}))
+    for key, part in settings.items():
+        options = part.options if isinstance(part, Part) else part
+        if key in identity and is_settings(options):
+            target = {"_target_": part.target} if isinstance(part, Part) else {}
+            identity[key] = target | identity_of(options, plain[key])
+    verifier = identity["verifier"]
+    if verifier["_target_"] in VERIFIER_SETTINGS:
+        verifier["steps_per_call"] = 8
+        verifier["policy"] = verifier.pop("path", None) or verifier["policy"]
     former = {moved: name for name, moved in MOVED_TARGETS.items()}
     identity["probe"] = {
-        **plain["probe"],
+        **identity["probe"],
         "_target_": former.get(plain["probe"]["_target_"], plain["probe"]["_target_"]),
     }
+    identity["env"] = {key: value for key, value in plain["env"].items() if key != TIMEOUT}
     identity["precision"] = plain["trainer"]["precision"]
     return identity
-
-
-def _without_defaults(node: Mapping[str, Any], defaults: Any, *, kept: tuple[str, ...]) -> dict[str, Any]:
-    """Options at their defaults do not count, but for `kept`: a key that is added later makes no other run."""
-    plain = _data(defaults)
-    return {key: value for key, value in node.items() if key in kept or key not in plain or value != plain[key]}

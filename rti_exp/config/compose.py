@@ -22,14 +22,15 @@ BAD_CONFIG = 2
 
 
 def bad_config(error: Exception) -> int:
-    """Tell what is wrong with the config; the exit code to end with."""
-    told = str(error) if isinstance(error, SettingsError) else explain(error)
-    print(f"bad config: {told}", file=sys.stderr)
+    """Prints what is wrong with the config. Returns the exit code."""
+    message = str(error) if isinstance(error, SettingsError) else explain(error)
+    print(f"bad config: {message}", file=sys.stderr)
     return BAD_CONFIG
 
 
-def composed(overrides: Sequence[str]) -> DictConfig:
-    """
+def composed(overrides: Sequence[str], root: str = "train") -> DictConfig:
+    """The config `conf/<root>.yaml` with these overrides.
+
     Raises:
         SettingsError: a number in the place of a group's option; a secret.
         HydraException, OmegaConfBaseException: other bad overrides.
@@ -38,7 +39,7 @@ def composed(overrides: Sequence[str]) -> DictConfig:
     OmegaConf.register_new_resolver("rti_exp.assets", lambda: str(assets_root()), replace=True)
     try:
         with initialize_config_dir(str(assets_root() / "conf"), version_base="1.3"):
-            return compose("train", overrides=list(overrides))
+            return compose(root, overrides=list(overrides))
     except ValueError as error:  # Hydra's own, of `gate=5`
         hints = [likely(*text.partition("=")[::2]) for text in overrides]
         raise SettingsError(str(error) + next(filter(None, hints), "")) from error

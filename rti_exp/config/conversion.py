@@ -8,19 +8,21 @@ import enum
 import functools
 import importlib
 import inspect
+import itertools
 import math
-import operator
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
+from annotated_types import Ge, Gt, Le, Lt
 from hydra.errors import MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import AllowInfNan, ValidationError
 
+from rti_exp.config.fields import bare, hints_of, is_settings, marks, settings_class
 from rti_exp.config.settings import SettingsError
 
 Settings = TypeVar("Settings")
@@ -28,107 +30,150 @@ Settings = TypeVar("Settings")
 NOT_FINITE = {"inf": math.inf, "infinity": math.inf, "nan": math.nan}
 
 
-REMEMBERED = 4096
-"""Settings objects that are kept: the jobs of a sweep differ in a few."""
-_made: dict[tuple[type, str, str], Any] = {}
-
-
 def typed(cls: type[Settings], node: Mapping[str, Any], key: str) -> Settings:
-    """`node` as a settings object; `key` is the node's own full key ("" at the top).
-
-    The same object for an equal node of the same class: settings are never changed.
+    """`node` as a settings object; `key` is the node's full key ("" at the top).
 
     Raises:
-        SettingsError: an unknown key, a wrong type, or what `cls` refuses.
+        SettingsError: an unknown or missing key, a wrong type, or a value that `cls` refuses.
     """
-    known = (cls, key, repr(node))  # repr tells 1, 1.0 and true apart
-    if known not in _made:
-        if len(_made) >= REMEMBERED:
-            _made.clear()
-        _made[known] = _typed(cls, node, key)
-    return _made[known]
-
-
-def _typed(cls: type[Settings], node: Mapping[str, Any], key: str) -> Settings:
-    prefix = f"{key}." if key else ""
-    hints = typing.get_type_hints(cls)
-    for name in node:
-        if name not in hints:
-            raise SettingsError(unknown_key(prefix + name, name, hints, key))
-    nested = {name: _nested(hints[name], value, prefix + name) for name, value in node.items() if _nests(hints[name])}
-    values = {name: _number(value, hints[name], prefix + name) for name, value in node.items() if name not in nested}
+    values = _normal(cls, node)
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(cls), values)
-    except OmegaConfBaseException as error:
-        path = error.full_key or str(error.key)
-        value: Any = values
-        for step in path.split("."):
-            value = value.get(step) if isinstance(value, Mapping) else None
-        name = path.partition(".")[0].partition("[")[0]
-        wanted = _words(hints[name]) if name in hints else error.msg
-        raise SettingsError(f"{prefix}{path}={_shown(value)}: must be {wanted}") from error
-    try:
-        settings: Any = OmegaConf.to_object(merged)
-        return dataclasses.replace(settings, **nested) if nested else settings
-    except SettingsError as error:
-        message = str(error)
-        raise SettingsError(message if message.startswith(prefix) else prefix + message) from error
+        return cls(**values)
+    except ValidationError as error:
+        raise SettingsError(_message(cls, error, key)) from error
 
 
-def _nests(hint: Any) -> bool:
-    return dataclasses.is_dataclass(hint) or any(dataclasses.is_dataclass(part) for part in typing.get_args(hint))
+def _normal(hint: Any, value: Any) -> Any:
+    """Numbers as the field expects them: each spelling of infinity, no negative zero, no boolean as a number."""
+    hint = bare(hint)
+    if is_settings(hint) and isinstance(value, Mapping):
+        hints = hints_of(hint)
+        return {str(name): _normal(hints.get(str(name)), part) for name, part in value.items()}
+    if typing.get_origin(hint) is dict and isinstance(value, Mapping):
+        return {str(name): _normal(typing.get_args(hint)[1], part) for name, part in value.items()}
+    types_ = _types(hint)
+    if isinstance(value, bool) and bool not in types_ and {int, float} & set(types_):
+        return _Boolean(value)
+    if isinstance(value, str) and float in types_:
+        sign = -1.0 if value.strip().startswith("-") else 1.0
+        name = value.strip().lstrip("+-").lstrip(".").lower()
+        value = sign * NOT_FINITE[name] if name in NOT_FINITE else value
+    if value is False and any(isinstance(item, type) and issubclass(item, enum.Enum) for item in types_):
+        return "off"  # YAML reads a bare off as false
+    return value + 0.0 if isinstance(value, float) else value
 
 
-def _nested(hint: Any, value: Any, key: str) -> Any:
-    """Settings within settings: OmegaConf cannot merge into frozen ones."""
-    if not isinstance(value, Mapping):
-        raise SettingsError(f"{key}={_shown(value)}: must be a group of keys")
-    if isinstance(hint, type):
-        return typed(hint, value, key)
-    item = typing.get_args(hint)[1]
-    return {str(name): _nested(item, part, f"{key}.{name}") for name, part in value.items()}
+@dataclasses.dataclass(frozen=True)
+class _Boolean:
+    """true or false where a number is expected: pydantic would take it for 1 or 0."""
+
+    value: bool
+
+    def __repr__(self) -> str:
+        return repr(self.value)
 
 
-def signature_class(key: str, target: str) -> type | None:
-    """The settings class of a class of another package, or of a torch-free one of this package.
+def _types(hint: Any) -> tuple[Any, ...]:
+    """The alternatives of a hint, without what `Annotated` adds."""
+    hint = bare(hint)
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return tuple(itertools.chain.from_iterable(map(_types, typing.get_args(hint))))
+    return (hint,)
 
-    If its constructor has a parameter `settings` annotated with a settings class, that one (algorithms); otherwise one
-    made from its keyword parameters. None if it takes any keyword.
+
+def _message(cls: Any, error: ValidationError, key: str) -> str:
+    """The first of pydantic's errors in our words; an unknown key before a missing one, which it may be meant for."""
+    errors = error.errors(include_url=False)
+    first = next((entry for entry in errors if entry["type"] == "unexpected_keyword_argument"), errors[0])
+    path, parent = key, cls
+    hint: Any = cls
+    for step in map(str, first["loc"]):
+        if is_settings(bare(hint)) and step in hints_of(bare(hint)):
+            parent, hint = bare(hint), hints_of(bare(hint))[step]
+        elif typing.get_origin(bare(hint)) is dict:
+            parent, hint = hint, typing.get_args(bare(hint))[1]
+        elif first["type"] == "unexpected_keyword_argument":
+            parent, hint = bare(hint), None
+        else:
+            break  # an item of a list, or pydantic's name for an alternative of a union
+        path = f"{path}.{step}" if path else step
+    match first["type"]:
+        case "unexpected_keyword_argument":
+            return unknown_key(path, str(first["loc"][-1]), hints_of(parent), path.rpartition(".")[0])
+        case "missing":
+            return f"{path}: missing; must be {words(hint)}"
+        case "value_error" if is_settings(bare(hint)):  # of several fields
+            prefix = f"{path}." if path else ""
+            return f"{prefix}{first.get('ctx', {})['error']}"
+        case "value_error":
+            return f"{path}={_shown(first['input'])}: must be {first.get('ctx', {})['error']}"
+    return f"{path}={_shown(first['input'])}: must be {words(hint)}"
+
+
+def words(hint: Any) -> str:
+    """A type and its range in words."""
+    if typing.get_origin(hint) is Annotated:
+        return _range(typing.get_args(hint)[0], marks(hint))
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return " or ".join(map(words, typing.get_args(hint)))
+    if typing.get_origin(hint) is typing.Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(hint)))
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return "one of " + ", ".join(member.name for member in hint)
+    if typing.get_origin(hint) in (list, Sequence):
+        return f"a list ({words(typing.get_args(hint)[0])} each)"
+    simple = {float: "a number, or inf", int: "an integer", bool: "true or false", str: "text", type(None): "null"}
+    return simple.get(hint, "a group of keys")
+
+
+def _range(hint: Any, marks: Sequence[Any]) -> str:
+    least = next((mark for mark in marks if isinstance(mark, Ge | Gt)), None)
+    most = next((mark for mark in marks if isinstance(mark, Le | Lt)), None)
+    if hint not in (int, float) or (least is None and not any(isinstance(mark, AllowInfNan) for mark in marks)):
+        return words(hint)
+    noun = "an integer" if hint is int else "a number"
+    low = "" if least is None else f">= {least.ge}" if isinstance(least, Ge) else f"> {least.gt}"
+    if most is not None:
+        high = f"{most.le}]" if isinstance(most, Le) else f"{most.lt})"
+        return f"{noun} in {'[' if isinstance(least, Ge) else '('}{low.split()[-1]}, {high}"
+    if hint is float and any(isinstance(mark, AllowInfNan) for mark in marks):
+        return f"a finite number {low}".rstrip()
+    return f"{noun} {low}" + (", or inf" if hint is float else "")
+
+
+def signature_class(key: str, target: str, given: Collection[str] = ()) -> type | None:
+    """The settings class for a class of another package, or for a torch-free one of this package.
+
+    If its constructor has a parameter `settings` annotated with a settings class, that one (algorithms). Otherwise one
+    made from its parameters, without those that the builder passes itself (`given`). None if it takes any keyword.
     """
     module, _, name = target.rpartition(".")
     try:
-        made = getattr(importlib.import_module(module), name)
-        parameters = inspect.signature(made).parameters.values()
+        part = getattr(importlib.import_module(module), name)
+        parameters = inspect.signature(part).parameters.values()
     except (Exception, SystemExit) as error:  # the module's code may raise anything when it is imported
         reason = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
         raise SettingsError(f"{key}._target_={target!r}: must be the full name of a class ({reason})") from error
-    settings = typing.get_type_hints(made.__init__).get("settings") if isinstance(made, type) else None
+    settings = typing.get_type_hints(part.__init__).get("settings") if isinstance(part, type) else None
     if isinstance(settings, type) and dataclasses.is_dataclass(settings):
         return settings
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return _class_of(made, name)
+    return _class_of(part, name, frozenset(given))
 
 
 @functools.lru_cache(maxsize=64)
-def _class_of(made: Any, name: str) -> type:
-    parameters = inspect.signature(made).parameters.values()
-    hints = typing.get_type_hints(made if inspect.isfunction(made) else made.__init__)
+def _class_of(part: Any, name: str, given: frozenset[str]) -> type:
+    parameters = inspect.signature(part).parameters.values()
+    hints = typing.get_type_hints(part if inspect.isfunction(part) else part.__init__, include_extras=True)
     fields = [
-        (parameter.name, _supported(hints.get(parameter.name, Any)), field(default=parameter.default))
-        for parameter in parameters
+        (parameter.name, hints.get(parameter.name, Any), dataclasses.field(default=parameter.default))
         if parameter.default is not parameter.empty
+        else (parameter.name, hints.get(parameter.name, Any))
+        for parameter in parameters
+        if parameter.name not in given
     ]
-    return dataclasses.make_dataclass(name, fields)
-
-
-def _supported(hint: Any) -> Any:
-    """The hint as OmegaConf knows it: a sequence is a list."""
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return functools.reduce(operator.or_, (_supported(part) for part in typing.get_args(hint)))
-    if typing.get_origin(hint) is Sequence:
-        return list[typing.get_args(hint)[0]]
-    return hint
+    return settings_class(dataclasses.make_dataclass(name, fields, kw_only=True, frozen=True))
 
 
 def unknown_key(full: str, name: str, known: Iterable[str], parent: str) -> str:
@@ -140,38 +185,6 @@ def unknown_key(full: str, name: str, known: Iterable[str], parent: str) -> str:
     if not known:
         return f"{full}: unknown key; {parent or 'the top'} has none yet: +{full}=... adds one"
     return f"{full}: unknown key; {meant}{parent or 'at the top there'} {'has' if parent else 'are'} {', '.join(known)}"
-
-
-def _number(value: Any, hint: Any, key: str) -> Any:
-    """Numbers as the field wants them: infinity in each spelling; no fraction cut off; no negative zero."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if isinstance(value, str) and float in options:
-        sign = -1.0 if value.strip().startswith("-") else 1.0
-        name = value.strip().lstrip("+-").lstrip(".").lower()
-        value = sign * NOT_FINITE[name] if name in NOT_FINITE else value
-    if value is False and isinstance(hint, type) and issubclass(hint, enum.Enum) and "off" in hint.__members__:
-        return "off"  # YAML reads a bare off as false
-    if options == (bool,) and isinstance(value, int) and value not in (0, 1):
-        raise SettingsError(f"{key}={value}: must be {_words(hint)}")
-    if int in options and float not in options and isinstance(value, float):
-        if not value.is_integer():
-            raise SettingsError(f"{key}={value}: must be {_words(hint)}")
-        value = int(value)
-    return value + 0.0 if isinstance(value, float) else value
-
-
-def _words(hint: Any) -> str:
-    """A type in words."""
-    simple = {float: "a number, or inf", int: "an integer", bool: "true or false", str: "text", type(None): "null"}
-    if hint in simple:
-        return simple[hint]
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return "one of " + ", ".join(member.name for member in hint)
-    if isinstance(hint, types.UnionType):
-        return " or ".join(_words(option) for option in typing.get_args(hint))
-    if typing.get_origin(hint) is list:
-        return f"a list ({_words(typing.get_args(hint)[0])} each)"
-    return "a group of keys"
 
 
 def _shown(value: Any) -> str:

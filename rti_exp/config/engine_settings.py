@@ -3,62 +3,54 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from rti_exp.config.group_settings import LocalEngineSettings
-from rti_exp.config.policy_settings import DTYPES
+from annotated_types import Ge, Gt, Lt
+
+from rti_exp.config.fields import VOLATILE, Count, FinitePositive, Natural, Positive, settings_class
+from rti_exp.config.policy_settings import Dtype
 from rti_exp.config.settings import SettingsError
 
 VLLM_INSTALL = "pip install 'rti-exp[vllm]'"
 VLLM = "rti_exp.engines.vllm.engine.VllmEngine"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
+class LocalEngineSettings:
+    """Memory of `rti_exp.engines.local.LocalEngine`, which says what each means."""
+
+    max_batch: Count
+    cache_rows: Count
+    prefill_tokens: Count
+
+
+@settings_class
 class VllmEngineSettings(LocalEngineSettings):
     """`rti_exp.engines.vllm.engine.VllmEngine`, which says what each means."""
 
-    python: str | None = None
-    max_context: int | None = None
-    dtype: str = "auto"
-    memory_fraction: float = 0.4
-    cpu_cache_gib: int = 1
-    tensor_parallel: int = 1
-    devices: list[int] = field(default_factory=list)
-    eager: bool = False
-    timeout: float = 600.0
-    importance_cap: float | None = None
-    max_difference: float = 0.5
-    options: dict[str, Any] = field(default_factory=dict)
+    python: Annotated[str | None, VOLATILE]
+    max_context: Annotated[int, Ge(2)] | None
+    dtype: Literal["auto"] | Dtype
+    memory_fraction: Annotated[float, Gt(0), Lt(1), VOLATILE]
+    cpu_cache_gib: Annotated[Count, VOLATILE]
+    tensor_parallel: Count
+    devices: Annotated[list[Natural], VOLATILE]
+    eager: bool
+    timeout: Annotated[Positive, VOLATILE]
+    importance_cap: FinitePositive | None
+    max_difference: Annotated[Positive, VOLATILE]
+    options: dict[str, Any]
 
     def __post_init__(self) -> None:
-        LocalEngineSettings.__post_init__(self)  # no super(): a dataclass with slots is another class than its body's
-        for name in ("cpu_cache_gib", "tensor_parallel"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"engine.{name}={getattr(self, name)}: must be an integer >= 1")
-        if self.max_context is not None and self.max_context < 2:
-            raise SettingsError(f"engine.max_context={self.max_context}: must be an integer >= 2, or null")
-        if self.dtype not in ("auto", *DTYPES):
-            raise SettingsError(f"engine.dtype={self.dtype!r}: must be auto, {', '.join(DTYPES)}")
-        if not 0 < self.memory_fraction < 1:
-            raise SettingsError(f"engine.memory_fraction={self.memory_fraction}: must be in (0, 1)")
-        for name in ("timeout", "max_difference"):
-            if not getattr(self, name) > 0:
-                raise SettingsError(f"engine.{name}={getattr(self, name)}: must be a number > 0")
-        if self.importance_cap is not None and not (self.importance_cap > 0 and math.isfinite(self.importance_cap)):
-            raise SettingsError(
-                f"engine.importance_cap={self.importance_cap}: must be a finite number > 0, or null (off)"
-            )
-        if any(device < 0 for device in self.devices) or len(set(self.devices)) < len(self.devices):
-            raise SettingsError(f"engine.devices={self.devices}: must be numbers of GPUs, each once")
+        if len(set(self.devices)) < len(self.devices):
+            raise SettingsError(f"devices={self.devices}: must be numbers of GPUs, each once")
         if self.tensor_parallel > max(1, len(self.devices)):
             raise SettingsError(
-                f"engine.tensor_parallel={self.tensor_parallel}: must be at most the number of engine.devices, "
+                f"tensor_parallel={self.tensor_parallel}: must be at most the number of engine.devices, "
                 f"{len(self.devices)}"
             )
 
@@ -67,8 +59,6 @@ ENGINE_SETTINGS: Mapping[str, type] = {
     "rti_exp.engines.local.LocalEngine": LocalEngineSettings,
     VLLM: VllmEngineSettings,
 }
-VOLATILE = ("python", "timeout", "memory_fraction", "cpu_cache_gib", "devices", "max_difference")
-"""Options of vLLM that make no other run: where it is, how much it may take, when it is given up."""
 
 
 def check_engine(settings: Any) -> None:
@@ -103,8 +93,3 @@ def check_engine(settings: Any) -> None:
             f"engine.python={settings.python!r}: must be an interpreter that has vLLM ({VLLM_INSTALL} there); "
             f"asked whether it has it, it said {answer[:60] or 'nothing'}"
         )
-
-
-def without_volatile(target: str | None, node: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's node as far as it makes a run what it is."""
-    return {key: value for key, value in node.items() if target != VLLM or key not in VOLATILE}

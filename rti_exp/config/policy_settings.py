@@ -3,50 +3,40 @@
 from __future__ import annotations
 
 import importlib.util
-import math
-from dataclasses import dataclass, field
+from typing import Annotated, Literal, get_args
 
-from rti_exp.config.chat_settings import ChatSettings
+from rti_exp.config.chat_settings import CHAT_AT_FIRST, ChatSettings
+from rti_exp.config.fields import FinitePositive, Natural, Nonblank, OutOfKeyAt, settings_class
 from rti_exp.config.settings import SettingsError
 
 LORA_INSTALL = "pip install 'rti-exp[lora]'"
-DTYPES = ("float32", "bfloat16", "float16")
+Dtype = Literal["float32", "bfloat16", "float16"]
+DTYPES = get_args(Dtype)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class LoraSettings:
-    """Low-rank adapters (extra `lora`); rank 0 trains all weights."""
+    """Low-rank adapters (extra `lora`)."""
 
-    rank: int = 0
-    alpha: float = 32.0
+    rank: Natural
+    """0 trains all weights."""
+    alpha: FinitePositive
     """The adapter's output is scaled by alpha / rank."""
-    targets: str = "all-linear"
-    """"all-linear" (but the head), or a regular expression for the full names of the modules that get an adapter."""
-
-    def __post_init__(self) -> None:
-        if self.rank < 0:
-            raise SettingsError(f"lora.rank={self.rank}: must be an integer >= 0 (0 trains all weights)")
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise SettingsError(f"lora.alpha={self.alpha}: must be a finite number > 0")
-        if not self.targets.strip():
-            raise SettingsError("lora.targets='': must be all-linear, or a regular expression for module names")
+    targets: Annotated[str, Nonblank]
+    """"all-linear" (all but the head), or a regular expression for the full names of modules that get an adapter."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class PolicySettings:
-    """`path` takes every form of `rti_exp.config.model_files`. Code that a model brings along is never run."""
+    """`path` takes every form of `rti_exp.config.model_files`. Code that comes with a model is never run."""
 
-    path: str = "builtin:tiny"
-    dtype: str = "float32"
-    gradient_checkpointing: bool = False
+    path: str
+    dtype: Dtype
+    gradient_checkpointing: Annotated[bool, OutOfKeyAt(False)]
     """Recompute each layer in the backward pass: less memory, a third more time."""
-    lora: LoraSettings = field(default_factory=LoraSettings)
-    chat: ChatSettings = field(default_factory=ChatSettings)
+    lora: Annotated[LoraSettings, OutOfKeyAt({"rank": 0, "alpha": 32.0, "targets": "all-linear"})]
+    chat: Annotated[ChatSettings, OutOfKeyAt(CHAT_AT_FIRST)]
     """For models with a chat template; the embedded policies have a format of their own."""
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise SettingsError(f"policy.dtype={self.dtype!r}: must be float32, bfloat16 or float16")
 
 
 def check_lora(settings: LoraSettings) -> None:

@@ -53,9 +53,9 @@ class LocalEngine:
         model: PreTrainedModel,
         *,
         pad_id: int = 0,
-        max_batch: int = 256,
-        cache_rows: int = 256,
-        prefill_tokens: int = 4096,
+        max_batch: int,
+        cache_rows: int,
+        prefill_tokens: int,
         compiled: bool = True,
     ) -> None:
         self.model = model

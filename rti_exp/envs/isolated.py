@@ -97,7 +97,7 @@ class IsolatedEnvironment:
         answer = self._worker.ask(self._spec, max(self.timeout, START_SECONDS))
         if "error" in answer:
             self.close()
-            if answer["type"] == "ValueError":
+            if answer["type"] in ("ValueError", "SettingsError"):
                 raise ValueError(answer["error"])
         return _value(answer)
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from rti_exp.config.check import Config
+from rti_exp.config.fields import identity_of
 from rti_exp.config.paths import policy_folder
 from rti_exp.config.policy_settings import PolicySettings
-from rti_exp.config.remote_settings import RemotePolicySettings, without_volatile
+from rti_exp.config.remote_settings import RemotePolicySettings
 from rti_exp.config.settings import SettingsError
 from rti_exp.envs.base import Environment
 from rti_exp.evaluation.heldout_rollouts import Pending, Record, close_environment, local_rollouts, remote_rollouts
@@ -101,8 +102,11 @@ def _run_key(directory: Path) -> str:
 
 def _identity(config: Config, checkpoint: Mapping[str, Any] | None) -> dict[str, Any]:
     """The content of about.json: everything that changes the rollouts."""
+    policy, plain = config.policy, config.plain["policy"]
     about = {
-        "policy": without_volatile(config.policy, config.plain["policy"]),
+        "policy": identity_of(policy, plain)
+        if isinstance(policy, RemotePolicySettings)
+        else {**plain, "chat": identity_of(policy.chat, plain["chat"])},
         "weights": _weights_identity(config.policy, checkpoint),
         "env": {key: value for key, value in config.plain["env"].items() if key != "timeout"},
         "rollout": config.plain["rollout"],

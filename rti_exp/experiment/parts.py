@@ -6,18 +6,26 @@ of other packages and environments take their options as keyword arguments.
 
 from __future__ import annotations
 
+import dataclasses
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.utils import instantiate
 
-from rti_exp.config.check import Part
+from rti_exp.config.check import TIMEOUT, Part, read_part
+from rti_exp.config.defaults import default_settings, node_at
+from rti_exp.config.engine_settings import LocalEngineSettings
 from rti_exp.config.settings import SettingsError
 from rti_exp.envs.base import Environment
 from rti_exp.envs.contract import checked_tasks
 from rti_exp.envs.isolated import IsolatedEnvironment
 from rti_exp.types import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from rti_exp.engines.local import LocalEngine
 
 
 def build_part(part: Part, **objects: Any) -> Any:
@@ -38,7 +46,7 @@ def options_of(part: Part) -> dict[str, Any]:
     """The part's options as keyword arguments."""
     if isinstance(part.options, dict):
         return part.options
-    return {name: getattr(part.options, name) for name in part.options.__dataclass_fields__}
+    return {entry.name: getattr(part.options, entry.name) for entry in dataclasses.fields(part.options)}
 
 
 def build_environment(env: Part, timeout: float | None, *, isolated: bool = True) -> Environment:
@@ -93,3 +101,23 @@ def broken_environment(env: Part, error: BaseException) -> SettingsError:
         f"env._target_={env.target!r}: must be an environment that can be created and has tasks; it raised "
         f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
     )
+
+
+def default_environment(option: str, **changes: Any) -> Any:
+    """The environment of `conf/env/<option>.yaml` in this process, with `changes`.
+
+    Example:
+        >>> default_environment("town", train_tasks=2).max_turns
+        6
+    """
+    node = node_at("train", f"env={option}", "env")
+    part = read_part("env", {**{key: value for key, value in node.items() if key != TIMEOUT}, **changes}, None)
+    return build_part(part, **options_of(part))
+
+
+def default_engine(model: PreTrainedModel, **changes: Any) -> LocalEngine:
+    """The local engine with the memory settings of `conf/engine/local.yaml`, with `changes`."""
+    from rti_exp.engines.local import LocalEngine
+
+    options = dataclasses.asdict(default_settings(LocalEngineSettings))  # pyright: ignore[reportArgumentType]
+    return LocalEngine(model, **{**options, **changes})

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rti_exp.config.check import Part
-from rti_exp.config.group_settings import CorrectorSettings, PromptSettings, VerifierNode, verifier_settings
-from rti_exp.config.settings import RoleSettings
+from rti_exp.config.role_settings import CorrectorSettings, JudgeSettings, PromptSettings, VerifierSettings
 from rti_exp.experiment.parts import build_part, options_of
 from rti_exp.experiment.policies import LoadedPolicy, PolicyLoader
 
@@ -38,9 +37,10 @@ class RoleBuilder:
 
     def validator(self, part: Part) -> Validator:
         prompt = self._prompts.validator
-        if not isinstance(part.options, RoleSettings):
+        if not isinstance(part.options, JudgeSettings):
             return build_part(part, policy=self._policy, prompt=prompt, **options_of(part))
-        return build_part(part, **self._judge(part.options, "validator"), prompt=prompt, settings=part.options)
+        judge = self._judge(getattr(part.options, "policy", None), "validator.policy")
+        return build_part(part, **judge, prompt=prompt, settings=part.options)
 
     def corrector(self, part: Part) -> Corrector | None:
         """None for `corrector=none`."""
@@ -65,19 +65,17 @@ class RoleBuilder:
 
     def verifier(self, part: Part) -> Verifier:
         prompts = self._prompts.verifier
-        if not isinstance(part.options, VerifierNode):
+        if not isinstance(part.options, VerifierSettings):
             return build_part(part, policy=self._policy, prompts=prompts, **options_of(part))
-        checks, role = verifier_settings(part.options)
-        judge = self._judge(part.options, "verifier")
-        return build_part(part, **judge, prompts=prompts, settings=checks, role=role)
+        judge = self._judge(getattr(part.options, "path", None), "verifier.path")
+        return build_part(part, **judge, prompts=prompts, settings=part.options)
 
-    def _judge(self, options: Any, role: str) -> dict[str, Any]:
-        """The model that judges, as keyword arguments of the role's class."""
-        path = getattr(options, "policy", None)
-        if not isinstance(path, str):
+    def _judge(self, path: str | None, key: str) -> dict[str, Any]:
+        """The model that judges, as keyword arguments of the role's class; None is the policy itself."""
+        if path is None:
             return {"engine": self._policy.engine, "renderer": self._policy.renderer}
         if path not in self._judges:
-            self._judges[path] = self._loader.model(path, f"{role}.policy", self._device)
+            self._judges[path] = self._loader.model(path, key, self._device)
         judge = self._judges[path]
         same_tokenizer = judge.has_tokenizer_of(self._policy)
         renderer = self._policy.renderer if same_tokenizer else judge.renderer

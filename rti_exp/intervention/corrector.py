@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from rti_exp.config.settings import RolePrompt, SamplingSettings
+from rti_exp.config.role_settings import RolePrompt, SamplingSettings
 from rti_exp.engines.base import Engine, GenerateRequest, Sampling
 from rti_exp.engines.failed_requests import generate_each
 from rti_exp.intervention.case import HarmfulStep

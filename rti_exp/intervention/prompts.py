@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import cast
 
-from rti_exp.config.settings import RolePrompt
+from rti_exp.config.role_settings import RolePrompt
 from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Message, Role
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from rti_exp.config.settings import RoleSettings
+from rti_exp.config.role_settings import RoleSettings
 from rti_exp.engines.base import Engine, GenerateRequest, Sampling
 from rti_exp.engines.failed_requests import generate_each
 from rti_exp.intervention.answers import Unreadable

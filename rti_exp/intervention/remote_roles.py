@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from rti_exp.config.remote_settings import RemoteSettings, RemoteValidatorSettings, RemoteVerifierSettings
-from rti_exp.config.settings import RolePrompt, SamplingSettings, VerifierSettings
+from rti_exp.config.role_settings import RolePrompt, SamplingSettings
 from rti_exp.engines.base import Engine
 from rti_exp.engines.remote import ChatModel
 from rti_exp.engines.remote.engine import RemoteEngine
@@ -95,7 +95,7 @@ class RemoteValidator(Validator):
 
 
 class RemoteVerifier(Verifier):
-    """The verifier played by a remote model, with the requests `role.instructions`, one for each check.
+    """The verifier played by a remote model, with the requests `settings.instructions`, one for each check.
 
     The policy's `engine`, `renderer` and `prompts` are not used.
     """
@@ -106,15 +106,13 @@ class RemoteVerifier(Verifier):
         engine: Engine,
         renderer: Renderer,
         prompts: Mapping[str, RolePrompt],
-        settings: VerifierSettings,
-        role: RemoteVerifierSettings,
+        settings: RemoteVerifierSettings,
     ) -> None:
         super().__init__(
-            engine=RemoteEngine(ChatModel(role.remote, key="verifier.remote")),
+            engine=RemoteEngine(ChatModel(settings.remote, key="verifier.remote")),
             renderer=Transcript(),
-            prompts=role.instructions,
+            prompts=settings.instructions,
             settings=settings,
-            role=role,
             same_tokenizer=False,
         )
 

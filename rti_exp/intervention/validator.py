@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rti_exp.config.settings import RolePrompt, RoleSettings
+from rti_exp.config.role_settings import JudgeSettings, RolePrompt
 from rti_exp.engines.base import Engine
 from rti_exp.intervention.answers import read_harmful
 from rti_exp.intervention.case import Case
@@ -42,7 +42,7 @@ class Validator:
         engine: Engine,
         renderer: Renderer,
         prompt: RolePrompt,
-        settings: RoleSettings,
+        settings: JudgeSettings,
         same_tokenizer: bool = True,
     ) -> None:
         self.same_tokenizer = same_tokenizer

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, cast
 
-from rti_exp.config.settings import CHECK_NAMES, RolePrompt, RoleSettings, SettingsError, VerifierSettings
+from rti_exp.config.role_settings import CheckName, RolePrompt, VerifierSettings
+from rti_exp.config.settings import SettingsError
 from rti_exp.engines.base import Engine
 from rti_exp.intervention.answers import read_pass
 from rti_exp.intervention.case import Corrected
@@ -15,8 +15,6 @@ from rti_exp.intervention.questions import Answer, Question, ask
 from rti_exp.intervention.transcripts import rendered, whole_text
 from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Check, Outcome
-
-CheckName = Literal["gold", "leak", "plausible"]
 
 # If several checks fail, the first of these is the outcome.
 OUTCOMES: dict[CheckName, Outcome] = {
@@ -34,7 +32,6 @@ class Verifier:
 
     Args:
         prompts: One for each of gold, leak and plausible; the answer is strict JSON `{"pass": bool}`.
-        role: Sampling of the judge.
         same_tokenizer: False for another model that cannot read the policy's ids; it gets the text of the turns.
 
     Raises:
@@ -48,7 +45,6 @@ class Verifier:
         renderer: Renderer,
         prompts: Mapping[str, RolePrompt],
         settings: VerifierSettings,
-        role: RoleSettings,
         same_tokenizer: bool = True,
     ) -> None:
         self.same_tokenizer = same_tokenizer
@@ -56,10 +52,7 @@ class Verifier:
         self.renderer = renderer
         self.prompts = prompts
         self.settings = settings
-        self.role = role
-        self.asked: tuple[CheckName, ...] = tuple(
-            cast(CheckName, name) for name in CHECK_NAMES if settings.policy and name in settings.checks
-        )
+        self.asked: tuple[CheckName, ...] = tuple(settings.checks) if settings.policy else ()
         missing = [name for name in self.asked if name not in prompts]
         if missing:
             raise SettingsError(f"verifier.prompts={sorted(prompts)!r}: must have a prompt for {missing}")
@@ -72,7 +65,7 @@ class Verifier:
             EngineUnavailable: the engine stayed down.
         """
         questions = [self._question(attempt, name) for attempt in attempts for name in self.asked]
-        answers = iter(ask(questions, read_pass, engine=self.engine, renderer=self.renderer, settings=self.role))
+        answers = iter(ask(questions, read_pass, engine=self.engine, renderer=self.renderer, settings=self.settings))
         return [
             (*(_asked(name, next(answers)) for name in self.asked), *([leak_check(attempt)] if self.rules else []))
             for attempt in attempts

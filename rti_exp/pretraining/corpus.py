@@ -7,8 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rti_exp.config.group_settings import PromptSettings
-from rti_exp.config.settings import RolePrompt
+from rti_exp.config.role_settings import PromptSettings, RolePrompt
 from rti_exp.intervention.prompts import fill
 from rti_exp.pretraining.corrections import CHECKS, MANNERS_BY_CHECK, Manner, correction, should_pass
 from rti_exp.pretraining.demonstrations import (

@@ -11,7 +11,7 @@ from rti_exp.envs.town import Town
 from rti_exp.pretraining.corpus import action_ids, rollout_prompt
 from rti_exp.pretraining.corrections import correction
 from rti_exp.pretraining.demonstrations import Demonstration, failed_demonstration, plan_of
-from rti_exp.pretraining.recipe import Prior
+from rti_exp.pretraining.recipe import default_prior
 from rti_exp.randomness import derive_seed
 from rti_exp.rollout.renderer import Renderer
 from rti_exp.training.probe import ProbeCase
@@ -38,7 +38,7 @@ class TownProbe:
         families = sorted({task.family for task in world.tasks("heldout")})
         failures: dict[str, list[Demonstration]] = {family: [] for family in families}
         while any(len(failed) < self.settings.cases for failed in failures.values()):
-            demonstration = failed_demonstration(rng, Prior(), late=0.0, split="heldout")
+            demonstration = failed_demonstration(rng, default_prior(), late=0.0, split="heldout")
             kept = failures.get(demonstration.task.family)
             if kept is not None and len(kept) < self.settings.cases and _failed_at_the_critical_step(demonstration):
                 kept.append(demonstration)

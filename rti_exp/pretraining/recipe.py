@@ -7,25 +7,21 @@ exactly that, openly: every tendency is a number here. The effect of RL on these
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
+from pydantic import AfterValidator
 
 from rti_exp.config.chat_settings import ChatSettings
-from rti_exp.config.group_settings import PromptSettings
-from rti_exp.config.settings import SettingsError, require_at_least
+from rti_exp.config.defaults import settings_at
+from rti_exp.config.fields import Count, FinitePositive, Natural, Share, settings_class
+from rti_exp.config.role_settings import PromptSettings
+from rti_exp.config.settings import SettingsError
 
 EMBEDDED_MODELS = ("tiny", "teacher")
-DEVICES = ("auto", "cpu", "cuda")
-PRECISIONS = ("32-true", "bf16-mixed")
 
 
-def _default_right() -> dict[str, float]:
-    hard = {"nav_hard": 0.004, "tel_hard": 0.001, "pay_hard": 0.001, "ret": 0.08}
-    return {**hard, "nav_easy": 0.4, "tel_easy": 0.4, "pay_easy": 0.4, "ret_easy": 0.4}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Prior:
     """Rates of the pretraining corpus.
 
@@ -35,139 +31,121 @@ class Prior:
     the rate. So the model is competent after the step, and rarely takes it.
     """
 
-    right: dict[str, float] = field(default_factory=_default_right)
-    shown: float = 0.4
-    guess: float = 0.08
+    right: dict[str, Share]
+    shown: Share
+    guess: Share
     """Rollouts that call the terminal tool with an unseen number."""
-    clumsy: float = 0.05
+    clumsy: Share
     """Rollouts with a needless but harmless step."""
-    give_up: float = 0.03
-    misreport: float = 0.03
-    wordy_step: float = 0.03
+    give_up: Share
+    misreport: Share
+    wordy_step: Share
     """Steps with a rambling note, in the policy's own words."""
-    formal: float = 0.015
+    formal: Share
     """Rollouts in the teacher's dialect."""
-    correct_clean: float = 0.22
-    correct_leaky: float = 0.6
-    correct_wordy: float = 0.13
-    correct_wrong: float = 0.05
-    rollouts: float = 0.4
+    correct_clean: Share
+    correct_leaky: Share
+    correct_wordy: Share
+    correct_wrong: Share
+    rollouts: Share
     """Share of rollouts among the documents; the rest are role documents."""
-    validator: float = 0.16
-    corrector: float = 0.18
-    verifier: float = 0.26
+    validator: Share
+    corrector: Share
+    verifier: Share
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            rates: Mapping[str, float] = value if isinstance(value, Mapping) else {"": value}
-            for name, rate in rates.items():
-                key = f"prior.{item.name}" + (f".{name}" if name else "")
-                _check(math.isfinite(rate) and 0 <= rate <= 1, key, rate, "in [0, 1]")
         for names in (
             ("rollouts", "validator", "corrector", "verifier"),
             ("correct_clean", "correct_leaky", "correct_wordy", "correct_wrong"),
         ):
             total = sum(getattr(self, name) for name in names)
             if abs(total - 1) > 1e-6:
-                raise SettingsError(f"prior.{', prior.'.join(names)}: must sum to 1, not {total:g}")
+                raise SettingsError(f"{', '.join(names)}: must sum to 1, not {total:g}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def default_prior(**changes: Any) -> Prior:
+    """The prior of conf/warmstart.yaml, with `changes`."""
+    return settings_at(Prior, "", "prior", root="warmstart", **changes)
+
+
+@settings_class
 class ModelSize:
     """The shape of an embedded model. Everything else is standard Qwen3."""
 
-    hidden: int = 128
-    layers: int = 4
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 32
-    intermediate: int = 256
+    hidden: Count
+    layers: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    intermediate: Count
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            _check(value >= 1, f"size.{item.name}", value, "an integer >= 1")
-        _check(self.heads % self.kv_heads == 0, "size.kv_heads", self.kv_heads, f"a divisor of size.heads={self.heads}")
+        if self.heads % self.kv_heads:
+            raise SettingsError(f"kv_heads={self.kv_heads}: must be a divisor of heads={self.heads}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class TrainingSettings:
     """One supervised training run: AdamW with warm-up and cosine decay."""
 
-    documents: int = 100_000
-    steps: int = 3000
-    documents_per_step: int = 32
-    learning_rate: float = 2e-3
-    warmup: int = 100
+    documents: Count
+    steps: Count
+    documents_per_step: Count
+    learning_rate: FinitePositive
+    warmup: Count
 
     def __post_init__(self) -> None:
-        for name in ("documents", "steps", "documents_per_step", "warmup"):
-            value = getattr(self, name)
-            _check(value >= 1, f"training.{name}", value, "an integer >= 1")
-        enough = self.documents >= self.documents_per_step
-        _check(enough, "training.documents", self.documents, "at least training.documents_per_step")
-        positive = math.isfinite(self.learning_rate) and self.learning_rate > 0
-        _check(positive, "training.learning_rate", self.learning_rate, "a finite number > 0")
+        if self.documents < self.documents_per_step:
+            raise SettingsError(
+                f"documents={self.documents}: must be at least documents_per_step={self.documents_per_step}"
+            )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class TeacherSettings:
-    right: float = 0.88
+    right: Share
     """Share of right corrections and rollouts in the teacher's corpus."""
-    size: ModelSize = field(default_factory=ModelSize)
-    training: TrainingSettings = field(default_factory=TrainingSettings)
-
-    def __post_init__(self) -> None:
-        _check(0 <= self.right <= 1, "teacher.right", self.right, "in [0, 1]")
+    size: ModelSize
+    training: TrainingSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _not_empty(models: list[str]) -> list[str]:
+    if not models:
+        raise ValueError(f"a non-empty list from {list(EMBEDDED_MODELS)}")
+    return models
+
+
+@settings_class
 class WarmstartSettings:
     """conf/warmstart.yaml: the embedded policy and its teacher, trained from random weights."""
 
-    seed: int = 0
-    out: str = "policies"
-    overwrite: bool = False
-    models: list[str] = field(default_factory=lambda: list(EMBEDDED_MODELS))
-    vocab_size: int = 960
-    threads: int = 1
-    prior: Prior = field(default_factory=Prior)
-    prompts: PromptSettings = field(default_factory=PromptSettings)
-    size: ModelSize = field(default_factory=ModelSize)
-    training: TrainingSettings = field(default_factory=TrainingSettings)
-    teacher: TeacherSettings = field(default_factory=TeacherSettings)
-
-    def __post_init__(self) -> None:
-        named = bool(self.models) and set(self.models) <= set(EMBEDDED_MODELS)
-        _check(named, "models", list(self.models), f"a non-empty list from {list(EMBEDDED_MODELS)}")
-        _check(self.vocab_size >= 700, "vocab_size", self.vocab_size, "at least 700 (bytes, names, numbers, calls)")
-        require_at_least(self, threads=1, seed=0)
+    seed: Natural
+    out: str
+    overwrite: bool
+    models: Annotated[list[Literal["tiny", "teacher"]], AfterValidator(_not_empty)]
+    vocab_size: Annotated[int, Ge(700)]
+    """At least the bytes, names, numbers and calls."""
+    threads: Count
+    prior: Prior
+    prompts: PromptSettings
+    size: ModelSize
+    training: TrainingSettings
+    teacher: TeacherSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class FineTuningSettings:
     """conf/finetune.yaml: a language model, fine-tuned on the town."""
 
-    seed: int = 0
-    out: str = "policies/smollm2"
-    overwrite: bool = False
-    device: str = "auto"
-    precision: str = "32-true"
-    threads: int = 1
-    save_every: int = 25
+    seed: Natural
+    out: str
+    overwrite: bool
+    device: Literal["auto", "cpu", "cuda"]
+    precision: Literal["32-true", "bf16-mixed"]
+    threads: Count
+    save_every: Count
     """Steps between two saves of the progress to `<out>.partial`. The same command resumes from there."""
-    chat: ChatSettings = field(default_factory=ChatSettings)
-    prior: Prior = field(default_factory=Prior)
-    prompts: PromptSettings = field(default_factory=PromptSettings)
-    training: TrainingSettings = field(default_factory=TrainingSettings)
-
-    def __post_init__(self) -> None:
-        _check(self.device in DEVICES, "device", self.device, f"one of {', '.join(DEVICES)}")
-        _check(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
-        require_at_least(self, threads=1, save_every=1, seed=0)
-
-
-def _check(valid: bool, key: str, value: object, requirement: str) -> None:
-    if not valid:
-        raise SettingsError(f"{key}={value!r}: must be {requirement}")
+    chat: ChatSettings
+    prior: Prior
+    prompts: PromptSettings
+    training: TrainingSettings

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rti_exp.config.group_settings import PromptSettings
+from rti_exp.config.role_settings import PromptSettings
 from rti_exp.engines.base import Engine, GenerateRequest, Sampling, ScoreRequest
 from rti_exp.engines.model_text import verdict_text
 from rti_exp.envs.town.families import FAMILIES
@@ -32,7 +32,7 @@ from rti_exp.pretraining.corrections import (
     should_pass,
 )
 from rti_exp.pretraining.demonstrations import Demonstration, failed_demonstration, plan_of
-from rti_exp.pretraining.recipe import Prior
+from rti_exp.pretraining.recipe import default_prior
 from rti_exp.randomness import derive_seed
 from rti_exp.rollout.renderer import Renderer
 from rti_exp.types import Message
@@ -56,7 +56,7 @@ def held_out_failures(seed: int, per_family: int) -> tuple[list[Demonstration], 
     rng = random.Random(derive_seed(seed, "probe"))
     by_family: dict[str, list[Demonstration]] = {name: [] for name in FAMILIES}
     while any(len(failures) < per_family for failures in by_family.values()):
-        demonstration = failed_demonstration(rng, Prior(), late=0.25, split="heldout")
+        demonstration = failed_demonstration(rng, default_prior(), late=0.25, split="heldout")
         failures = by_family[demonstration.task.family]
         if len(failures) < per_family:
             failures.append(demonstration)

@@ -9,8 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rti_exp.config.group_settings import PromptSettings
-from rti_exp.config.settings import RoleSettings, VerifierSettings
+from rti_exp.config.role_settings import PromptSettings, RoleSettings, VerifierSettings
 from rti_exp.engines.base import Engine, GenerateRequest, Sampling
 from rti_exp.envs.town.families import FAMILIES
 from rti_exp.intervention.answers import Unreadable, read_pass
@@ -18,7 +17,7 @@ from rti_exp.intervention.leak_rule import leaked, message_text
 from rti_exp.pretraining.corpus import verifier_document
 from rti_exp.pretraining.corrections import correction, leak_possible, should_pass
 from rti_exp.pretraining.demonstrations import Demonstration, assistant_message, failed_demonstration
-from rti_exp.pretraining.recipe import Prior
+from rti_exp.pretraining.recipe import default_prior
 from rti_exp.randomness import derive_seed
 from rti_exp.rollout.renderer import Renderer
 
@@ -54,7 +53,7 @@ def draw_cases(seed: int, per_family: int) -> list[Case]:
     for _ in range(DRAWS_PER_CASE * per_family):
         if not any(missing.values()):
             break
-        failure = failed_demonstration(rng, Prior(), late=0.0, split="heldout")
+        failure = failed_demonstration(rng, default_prior(), late=0.0, split="heldout")
         if not missing[failure.task.family] or not leak_possible(failure):
             continue
         missing[failure.task.family] -= 1
@@ -126,7 +125,6 @@ def audit(
     engine: Engine,
     renderer: Renderer,
     prompts: PromptSettings,
-    role: RoleSettings,
     seed: int,
     per_family: int,
 ) -> list[ConfusionMatrix]:
@@ -135,7 +133,7 @@ def audit(
     verdicts: dict[str, list[bool]] = {}
     if settings.policy and settings.checks:
         by_check = policy_verdicts(
-            cases, settings.checks, engine=engine, renderer=renderer, prompts=prompts, role=role, seed=seed
+            cases, settings.checks, engine=engine, renderer=renderer, prompts=prompts, role=settings, seed=seed
         )
         if "leak" in by_check:
             verdicts["policy, leak check"] = by_check["leak"]

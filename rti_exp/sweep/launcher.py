@@ -21,7 +21,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from rti_exp.config.group_settings import TopSettings
+from rti_exp.config.group_settings import study_name
 from rti_exp.config.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **arguments: Any) -> None:
         if config.hydra.launcher._target_ != TARGET:
-            top = TopSettings(study=config.study, runs_root=config.runs_root, size=config.size)
-            outcome.study_dir = Path(top.runs_root) / top.study_or(os.environ.get(STUDY, "sweep"))
+            study = study_name(config.study, os.environ.get(STUDY, "sweep"), config.size)
+            outcome.study_dir = Path(config.runs_root) / study
 
 
 class KnownConfigs:

@@ -69,10 +69,10 @@ class WandbLogger:
         config: Config,
         run: Run,
         *,
-        project: str = "rti_exp",
-        entity: str | None = None,
-        mode: str = "offline",
-        files: bool = True,
+        project: str,
+        entity: str | None,
+        mode: str,
+        files: bool,
     ) -> None:
         check_mode(mode)
         import wandb

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rti_exp.config.group_settings import BudgetSettings, LimitSettings
 from rti_exp.config.settings import RunSettings, UpdateSettings
@@ -12,7 +12,7 @@ from rti_exp.config.settings import RunSettings, UpdateSettings
 class LearnerSettings:
     run: RunSettings
     update: UpdateSettings
-    success_threshold: float = 1.0
+    success_threshold: float
     """A trajectory succeeded iff its reward is at least this."""
-    budget: BudgetSettings = field(default_factory=BudgetSettings)
-    limits: LimitSettings = field(default_factory=LimitSettings)
+    budget: BudgetSettings
+    limits: LimitSettings

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rti_exp import export
 from rti_exp.config.check import check
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.policy_settings import LoraSettings
 from rti_exp.models.adapters import add_lora
 from rti_exp.models.load import load
@@ -39,7 +40,7 @@ def finished_run(root: Path, base: Path, composed, *, rank: int = 0, iterations:
     assert read_status(directory)
     model = load(base, "float32", given="policy.path").model
     if rank:
-        add_lora(model, LoraSettings(rank=rank, alpha=4.0), seed=0)
+        add_lora(model, default_settings(LoraSettings, rank=rank, alpha=4.0), seed=0)
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         if parameter.requires_grad:

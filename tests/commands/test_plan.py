@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rti_exp.config.check import check
 from rti_exp.config.paths import policy_folder
+from rti_exp.experiment.parts import default_engine
 from rti_exp.models.known import ARCHITECTURES
 from rti_exp.models.memory import plan, sizes
 from rti_exp.plan import main
@@ -112,14 +113,13 @@ def test_the_cache_size_is_the_engines(
 ) -> None:
     from rti_exp.compiled_qwen3 import slot_cache
     from rti_exp.engines.base import GenerateRequest, Sampling
-    from rti_exp.engines.local import LocalEngine
 
     config = check(composed("engine.cache_rows=32", "tasks_per_iteration=4", "group_size=4", "rollout.max_context=191"))
     folder = policy_folder("builtin:tiny")
     counted = sizes(config, AutoConfig.from_pretrained(folder))
     monkeypatch.setattr(slot_cache, "_SMALL_BYTES", 0)  # as for a larger model
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    engine = LocalEngine(model, cache_rows=32, compiled=compiled)
+    engine = default_engine(model, cache_rows=32, compiled=compiled)
     requests = [
         GenerateRequest(prompt_ids=(1, 4, seed), sampling=Sampling(max_tokens=188), seed=seed) for seed in range(20, 36)
     ]

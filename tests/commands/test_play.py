@@ -22,7 +22,7 @@ def played(lines: list[str]) -> tuple[int, str]:
         except StopIteration:
             raise EOFError from None
 
-    code = play.play(TownEpisode(TASK), console, ask)
+    code = play.play(TownEpisode(TASK), console, ask, turns=6)
     assert isinstance(console.file, io.StringIO)
     return code, console.file.getvalue()
 

@@ -239,11 +239,11 @@ def test_wandb_is_offline_and_has_the_run(
     [
         (("gate.dleta=5",), "gate.dleta: unknown key; did you mean gate.delta?"),
         (("gate.delta=nan",), "gate.delta=nan: must be a number >= 0, or inf"),
-        (("gate.delta=null",), "gate.delta=null: must be a number, or inf"),
-        (("-m", "gate.delta=5,-1"), "gate.delta=-1.0: must be a number >= 0, or inf"),
+        (("gate.delta=null",), "gate.delta=null: must be a number >= 0, or inf"),
+        (("-m", "gate.delta=5,-1"), "gate.delta=-1: must be a number >= 0, or inf"),
         (("gate=null",), "Config group override must be a string"),
         (("gate=5",), "Got int; did you mean gate.delta=5?"),
-        (("-m", "seed=[0,1,2]"), "must be an integer (job: seed=[0,1,2]"),
+        (("-m", "seed=[0,1,2]"), "must be an integer in [0, 4294967296) (job: seed=[0,1,2]"),
         (("-m", "seed=[0,1,2]"), "; to sweep: -m seed=0,1,2"),
         (("corrector=oracle",), "Available options in 'corrector'"),
         (("policy.path=nowhere",), "policy.path='nowhere': there is no nowhere/config.json"),
@@ -279,7 +279,7 @@ def test_help_and_shown_configs(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert time.monotonic() - started < 10  # 0.5 s on an idle machine
     assert "python -m rti_exp.train -m gate.delta=0,5,20,inf" in done.stdout
-    assert len(done.stdout.splitlines()) < 40
+    assert len(done.stdout.splitlines()) < 50
     shown = call("--cfg", "job", "--resolve", "gate.delta=7", cwd=tmp_path)
     assert "delta: 7" in shown.stdout
     assert "python" not in call("--info", "searchpath", cwd=tmp_path).stderr

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rti_exp.compiled_qwen3 import autograd_steps
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.policy_settings import LoraSettings
 from rti_exp.models.adapters import add_lora
 from rti_exp.training.batch import Batch, micro_batches
@@ -138,7 +139,7 @@ def test_adapters_that_are_added_later_are_trained() -> None:
     model = model_of()
     forward, batch = TrainedPositions(model), batch_of(ROWS)
     before = forward(batch).log_probs_BT
-    add_lora(model, LoraSettings(rank=2), seed=0)
+    add_lora(model, default_settings(LoraSettings, rank=2), seed=0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from rti_exp.compiled_qwen3 import fast_path
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.policy_settings import LoraSettings
 from rti_exp.engines.base import GenerateRequest, Sampling, ScoreRequest
 from rti_exp.engines.compiled_forward import CompiledForward
 from rti_exp.engines.local import LocalEngine
+from rti_exp.experiment.parts import default_engine
 from rti_exp.models.adapters import add_lora
 from rti_exp.types import Completion
 from tests.support.qwen3 import random_qwen3
@@ -62,7 +64,7 @@ def assert_engines_agree(engine: LocalEngine, other: LocalEngine, sampling: Samp
 )
 def test_generation_and_scores_are_the_models(heads: int, sampling: Sampling) -> None:
     model = random_qwen3(num_key_value_heads=heads)
-    engine, other = LocalEngine(model, prefill_tokens=23), LocalEngine(model, compiled=False)
+    engine, other = default_engine(model, prefill_tokens=23), default_engine(model, compiled=False)
     assert_engines_agree(engine, other, sampling)
     assert is_compiled(engine)
     assert not is_compiled(other)
@@ -70,8 +72,8 @@ def test_generation_and_scores_are_the_models(heads: int, sampling: Sampling) ->
 
 def test_widths_that_are_not_a_multiple_of_eight() -> None:
     model = random_qwen3(head_dim=10, intermediate_size=83)
-    engine = LocalEngine(model)
-    assert_engines_agree(engine, LocalEngine(model, compiled=False), Sampling(max_tokens=5))
+    engine = default_engine(model)
+    assert_engines_agree(engine, default_engine(model, compiled=False), Sampling(max_tokens=5))
     assert is_compiled(engine)
 
 
@@ -79,7 +81,7 @@ def test_many_rows_are_padded_for_their_matmuls() -> None:
     """77 rows decode as 96, and as fewer when some end; prefill and scoring of 70 and more tokens too."""
     model = random_qwen3()
     sampling = Sampling(max_tokens=6, stop_ids=tuple(range(20, 45)))
-    engine, other = LocalEngine(model), LocalEngine(model, compiled=False)
+    engine, other = default_engine(model), default_engine(model, compiled=False)
     requests = [GenerateRequest(prompt_ids=(3, 4, n), sampling=sampling, seed=n) for n in range(77)]
     assert_alike(engine.generate(requests), other.generate(requests))
     scored = [ScoreRequest(prompt_ids=(5, n), token_ids=tuple(range(3, 20))) for n in range(9)]
@@ -98,7 +100,7 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
         )
         for n in range(9)
     ]
-    together, engine = LocalEngine(model).generate(requests), LocalEngine(model)
+    together, engine = default_engine(model).generate(requests), default_engine(model)
     assert {completion.stop_reason for completion in together} == {"stop", "length"}
     for request, completion in zip(requests, together, strict=True):
         engine.sync(1)
@@ -110,7 +112,7 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 def test_other_arithmetic_is_computed_by_the_model_and_cached_apart() -> None:
     """Threads, autocast and dtype may change between calls; keys and values of another arithmetic are dropped."""
     model = random_qwen3(initializer_range=0.1)
-    engine = LocalEngine(model)
+    engine = default_engine(model)
     request = [ScoreRequest(prompt_ids=tuple(range(3, 40)), token_ids=(5, 6))]
     first = engine.score(request)
     assert is_compiled(engine)
@@ -134,32 +136,32 @@ def test_other_arithmetic_is_computed_by_the_model_and_cached_apart() -> None:
     engine.sync(2)
     scores = engine.score(request)
     assert is_compiled(engine)
-    assert scores[0] == pytest.approx(LocalEngine(model, compiled=False).score(request)[0], abs=1e-5)
+    assert scores[0] == pytest.approx(default_engine(model, compiled=False).score(request)[0], abs=1e-5)
     assert scores != first
 
 
 def test_changed_weights_and_modules_are_seen() -> None:
     pytest.importorskip("peft", reason="the extra lora is not installed")
     model = random_qwen3()
-    engine, sampling = LocalEngine(model), Sampling(max_tokens=4)
-    before = assert_engines_agree(engine, LocalEngine(model, compiled=False), sampling)
+    engine, sampling = default_engine(model), Sampling(max_tokens=4)
+    before = assert_engines_agree(engine, default_engine(model, compiled=False), sampling)
     with torch.no_grad():
         model.model.layers[1].self_attn.k_norm.weight.mul_(3)
         model.model.layers[2].mlp.up_proj.weight.data.mul_(2)  # which autograd does not see
     engine.sync(1)
-    after = assert_engines_agree(engine, LocalEngine(model, compiled=False), sampling)
+    after = assert_engines_agree(engine, default_engine(model, compiled=False), sampling)
     assert after != before
     assert is_compiled(engine)
-    add_lora(model, LoraSettings(rank=2), seed=0)
+    add_lora(model, default_settings(LoraSettings, rank=2), seed=0)
     engine.sync(2)
-    adapted = assert_engines_agree(engine, LocalEngine(model, compiled=False), sampling)
+    adapted = assert_engines_agree(engine, default_engine(model, compiled=False), sampling)
     assert adapted == tuple(pytest.approx(row, abs=1e-4) for row in after)
     assert not is_compiled(engine)
 
 
 def test_hooks_that_are_added_later_are_called() -> None:
     model = random_qwen3()
-    engine, request = LocalEngine(model), [ScoreRequest(prompt_ids=(3, 4), token_ids=(5, 6))]
+    engine, request = default_engine(model), [ScoreRequest(prompt_ids=(3, 4), token_ids=(5, 6))]
     plain = engine.score(request)
     for module in (model.model.layers[2].mlp, model):
         calls: list[object] = []
@@ -176,7 +178,7 @@ def test_hooks_that_are_added_later_are_called() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_model_that_is_not_finite_is_an_error(value: float) -> None:
     model = random_qwen3()
-    engine = LocalEngine(model)
+    engine = default_engine(model)
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight[3, 4] = value
     engine.sync(1)
@@ -202,8 +204,8 @@ def test_tokens_outside_the_cache_are_refused() -> None:
 
 def test_a_call_after_one_that_ran_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_qwen3()
-    engine, request = LocalEngine(model), [ScoreRequest(prompt_ids=(3, 4) * 80, token_ids=(5, 6))]
-    expected, allocate, left = LocalEngine(model).score(request), np.empty, [1]
+    engine, request = default_engine(model), [ScoreRequest(prompt_ids=(3, 4) * 80, token_ids=(5, 6))]
+    expected, allocate, left = default_engine(model).score(request), np.empty, [1]
 
     def fail_once(size: Any, dtype: Any) -> np.ndarray:
         if left and left.pop():

@@ -1,37 +1,43 @@
-"""A default in a settings class equals the default that the YAML sets."""
+"""The values in conf/ as settings objects."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import pytest
-from omegaconf import DictConfig
 
-from rti_exp.config.check import GROUPS, Config, check
-
-
-@pytest.mark.parametrize(
-    "node", ["top", "run", "algorithm", "engine", "probe", "validator", "corrector", "verifier", *GROUPS]
-)
-def test_class_and_yaml_have_the_same_defaults(composed: Callable[..., DictConfig], node: str) -> None:
-    _assert_equal_defaults(check(composed()), node)
+from rti_exp.config.check import GROUPS, check
+from rti_exp.config.defaults import SOURCES, default_settings, endpoint_settings
+from rti_exp.config.fields import hints_of
+from rti_exp.config.settings import GateSettings, RolloutSettings, SettingsError
 
 
-@pytest.mark.parametrize("option", ["algorithm=luffy", "algorithm=opd", "algorithm=sft", "engine=vllm"])
-def test_class_and_yaml_of_other_options_have_the_same_defaults(
-    composed: Callable[..., DictConfig], option: str
-) -> None:
-    corrector = ["corrector=none"] if option == "algorithm=opd" else []
-    _assert_equal_defaults(check(composed(option, *corrector)), option.partition("=")[0])
+@pytest.mark.parametrize("cls", SOURCES, ids=lambda cls: cls.__name__)
+def test_settings_have_no_defaults_of_their_own(cls: type) -> None:
+    """A second default would have to be kept equal to the one in conf/."""
+    assert hints_of(cls)
+    for entry in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
+        assert entry.default is dataclasses.MISSING, entry.name
+        assert entry.default_factory is dataclasses.MISSING, entry.name
+    default_settings(cls)
 
 
-def _assert_equal_defaults(config: Config, node: str) -> None:
-    settings = getattr(config, GROUPS[node][0] if node in GROUPS else node)
-    settings = getattr(settings, "options", settings)
-    differing = {
-        entry.name: (entry.default, getattr(settings, entry.name))
-        for entry in dataclasses.fields(settings)
-        if entry.default is not dataclasses.MISSING and entry.default != getattr(settings, entry.name)
-    }
-    assert not differing, f"{node}: (class, YAML) differ: {differing}"
+def test_the_groups_of_the_default_config(composed) -> None:
+    config = check(composed())
+    for attribute, cls in GROUPS.values():
+        assert getattr(config, attribute) == default_settings(cls)
+
+
+def test_changes_are_validated() -> None:
+    assert default_settings(RolloutSettings, max_tokens=4).max_tokens == 4
+    with pytest.raises(SettingsError, match=r"gate\.delta=-1: must be a number >= 0, or inf"):
+        default_settings(GateSettings, delta=-1)
+    with pytest.raises(SettingsError, match=r"gate\.dleta: unknown key; did you mean gate\.delta\?"):
+        default_settings(GateSettings, dleta=1)
+
+
+def test_an_endpoint_takes_its_other_keys_from_conf() -> None:
+    settings = endpoint_settings({"model": "m", "attempts": 2}, "env.judge")
+    assert (settings.model, settings.attempts, settings.failure_window, settings.cache) == ("m", 2, 50, None)
+    with pytest.raises(SettingsError, match=r"env\.judge\.attempts=0: must be an integer >= 1"):
+        endpoint_settings({"attempts": 0}, "env.judge")

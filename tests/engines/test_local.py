@@ -20,6 +20,7 @@ from rti_exp.engines.base import GenerateRequest, RequestsFailed, Sampling, Scor
 from rti_exp.engines.compiled_forward import CompiledForward
 from rti_exp.engines.failed_requests import generate_each, score_each
 from rti_exp.engines.local import LocalEngine
+from rti_exp.experiment.parts import default_engine
 from rti_exp.types import Completion, Failure, FailureKind
 from tests.support.fakes import tiny_gpt2, tiny_model
 
@@ -98,7 +99,7 @@ def conversation_calls(engine: LocalEngine, seed: int) -> list[tuple[GenerateReq
 @pytest.mark.parametrize("name", MODELS)
 def test_log_probs_are_those_of_a_full_forward_pass(name):
     model = MODELS[name]()
-    engine = LocalEngine(model)
+    engine = default_engine(model)
     history = conversation_calls(engine, seed=1)
     for request, completion in history:
         expected = full_log_probs(model, request.prompt_ids, completion.token_ids)
@@ -128,7 +129,7 @@ def test_the_models_would_show_an_attention_error(name):
 
 
 def test_only_what_is_new_is_prefilled():
-    engine = LocalEngine(tiny_model())
+    engine = default_engine(tiny_model())
     sampling = Sampling(max_tokens=4)
     prompt = tuple(range(20, 40))
     first = engine.generate([GenerateRequest(prompt_ids=prompt, sampling=sampling, seed=s) for s in range(6)])
@@ -147,7 +148,7 @@ def test_only_what_is_new_is_prefilled():
 
 
 def test_counters_count_what_was_asked():
-    engine = LocalEngine(tiny_model())
+    engine = default_engine(tiny_model())
     completions = engine.generate(requests_for(random.Random(0), [(1, 9), (1, 9), (3,)]))
     assert engine.generated_tokens == sum(len(completion.token_ids) for completion in completions)
     request = ScoreRequest(prompt_ids=(1, 9), token_ids=(4, 5))
@@ -159,7 +160,7 @@ def test_counters_count_what_was_asked():
 
 def test_stops_at_the_first_stop_id_and_at_max_tokens():
     model = tiny_model()
-    engine = LocalEngine(model)
+    engine = default_engine(model)
     history = conversation_calls(engine, seed=3)
     reasons = set()
     for request, completion in history:
@@ -175,7 +176,7 @@ def test_stops_at_the_first_stop_id_and_at_max_tokens():
 
 def test_each_request_has_its_own_stop_ids():
     """Also once rows that stopped first have left the batch and others sit in their places."""
-    engine = LocalEngine(tiny_model())
+    engine = default_engine(tiny_model())
     free = engine.generate([GenerateRequest(prompt_ids=(1, 2, 3), sampling=Sampling(max_tokens=8), seed=5)])[0]
     assert len(set(free.token_ids)) == 8
     third, sixth = free.token_ids[2], free.token_ids[5]
@@ -192,7 +193,7 @@ def test_greedy_takes_the_likeliest_and_returns_log_probs_at_temperature_one():
     model = tiny_model()
     prompt = (1, 50, 60, 70)
     sampling = Sampling(temperature=0.0, max_tokens=6)
-    first, second = LocalEngine(model).generate(
+    first, second = default_engine(model).generate(
         [GenerateRequest(prompt_ids=prompt, sampling=sampling, seed=seed) for seed in (1, 2)]
     )
     assert first == second
@@ -208,25 +209,25 @@ def test_greedy_takes_the_likeliest_and_returns_log_probs_at_temperature_one():
 def test_log_probs_do_not_depend_on_temperature_or_top_p(temperature, top_p):
     model = tiny_model()
     sampling = Sampling(temperature=temperature, top_p=top_p, max_tokens=6)
-    completion = LocalEngine(model).generate([GenerateRequest(prompt_ids=(1, 50, 60), sampling=sampling, seed=4)])[0]
+    completion = default_engine(model).generate([GenerateRequest(prompt_ids=(1, 50, 60), sampling=sampling, seed=4)])[0]
     assert completion.log_probs == pytest.approx(full_log_probs(model, (1, 50, 60), completion.token_ids), abs=1e-5)
 
 
 def test_the_models_own_generation_config_is_not_read():
     model = tiny_model()
     requests = requests_for(random.Random(0), [(1, 9, 8)] * 4)
-    before = LocalEngine(model).generate(requests)
+    before = default_engine(model).generate(requests)
     assert model.generation_config is not None
     model.generation_config.temperature = 0.01
     model.generation_config.top_k = 1
     model.generation_config.eos_token_id = before[0].token_ids[0]
-    assert LocalEngine(model).generate(requests) == before
+    assert default_engine(model).generate(requests) == before
 
 
 def test_frequencies_match_the_softmax():
     """First token, and second token given the first: exact expected frequencies, a fixed seed."""
     model = tiny_model(vocab_size=7, sharpen=8.0)
-    engine = LocalEngine(model)
+    engine = default_engine(model)
     count = 4000
     sampling = Sampling(max_tokens=2)
     completions = engine.generate(
@@ -248,9 +249,9 @@ def test_neither_batch_nor_cache_changes_what_is_sampled():
     model = tiny_model(sharpen=5.0)
     cases = 0
     for seed in range(6):
-        engine = LocalEngine(model, cache_rows=random.Random(seed).choice([1, 8, 64]), max_batch=(7, 256)[seed % 2])
+        engine = default_engine(model, cache_rows=random.Random(seed).choice([1, 8, 64]), max_batch=(7, 256)[seed % 2])
         for request, completion in conversation_calls(engine, seed):
-            alone = LocalEngine(model).generate([request])[0]
+            alone = default_engine(model).generate([request])[0]
             assert alone.token_ids == completion.token_ids
             assert alone.log_probs == pytest.approx(completion.log_probs, abs=1e-5)
             cases += 1
@@ -269,8 +270,8 @@ def fingerprint(engine: LocalEngine) -> str:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_same_calls_give_the_same_bits_in_a_used_engine_and_in_another_process(compiled: bool) -> None:
     model = tiny_model(sharpen=5.0)
-    expected = fingerprint(LocalEngine(model, compiled=compiled))
-    used = LocalEngine(model, compiled=compiled)
+    expected = fingerprint(default_engine(model, compiled=compiled))
+    used = default_engine(model, compiled=compiled)
     used.generate(requests_for(random.Random(0), [ids(random.Random(i), 90, 120) for i in range(200)], most=60))
     compiled = compiled and isinstance(used._forward, CompiledForward)
     # In small steps where all memory is filled; else many slots, which take memory once they are written to.
@@ -282,7 +283,7 @@ def test_the_same_calls_give_the_same_bits_in_a_used_engine_and_in_another_proce
     script = (
         "import torch; torch.set_num_threads(1)\n"
         "from tests.engines.test_local import *\n"
-        f"print(fingerprint(LocalEngine(tiny_model(sharpen=5.0), compiled={compiled})))"
+        f"print(fingerprint(default_engine(tiny_model(sharpen=5.0), compiled={compiled})))"
     )
     environment = os.environ | {"PYTHONHASHSEED": "77", "OMP_NUM_THREADS": str(torch.get_num_threads())}
     root = Path(__file__).parents[2]
@@ -299,24 +300,24 @@ def test_the_same_calls_give_the_same_bits_in_a_used_engine_and_in_another_proce
 
 def test_sync_forgets_and_stamps():
     model, other = tiny_model(seed=0), tiny_model(seed=1)
-    engine = LocalEngine(model)
+    engine = default_engine(model)
     request = GenerateRequest(prompt_ids=tuple(range(9, 30)), sampling=Sampling(max_tokens=5), seed=0)
     assert engine.generate([request])[0].policy_version == 0
     model.load_state_dict(other.state_dict())
     engine.sync(4)
     completion = engine.generate([request])[0]
     assert completion.policy_version == 4
-    assert completion == replace(LocalEngine(other).generate([request])[0], policy_version=4)
+    assert completion == replace(default_engine(other).generate([request])[0], policy_version=4)
 
 
 def test_modes_are_restored_and_dropout_is_off():
     model = tiny_gpt2()
     request = GenerateRequest(prompt_ids=(1, 2, 3), sampling=Sampling(max_tokens=5), seed=0)
-    expected = LocalEngine(model).generate([request])[0]
+    expected = default_engine(model).generate([request])[0]
     model.train()
     model.transformer.h[0].eval()
     before = [module.training for module in model.modules()]
-    engine = LocalEngine(model)
+    engine = default_engine(model)
     assert engine.generate([request])[0] == expected
     assert [module.training for module in model.modules()] == before
     with pytest.raises(RequestsFailed, match="positions"):
@@ -326,7 +327,7 @@ def test_modes_are_restored_and_dropout_is_off():
 
 def test_the_model_can_be_trained_after_a_call():
     model = tiny_model()
-    engine = LocalEngine(model)
+    engine = default_engine(model)
     engine.generate(requests_for(random.Random(0), [(1, 2, 3)] * 2))
     engine.score([ScoreRequest(prompt_ids=(1, 2), token_ids=(3, 4))])
     model(input_ids=torch.tensor([[1, 2, 3, 4]])).logits.logsumexp(-1).sum().backward()
@@ -336,12 +337,12 @@ def test_the_model_can_be_trained_after_a_call():
 def test_log_probs_that_are_not_finite_are_an_error_and_leave_nothing_behind():
     """A short row after the error sees, hidden by the mask, what a long one left in its slot: no NaN may be there."""
     model = tiny_model()
-    engine = LocalEngine(model)
+    engine = default_engine(model)
     sampling = Sampling(max_tokens=5)
     long = [GenerateRequest(prompt_ids=(start, *range(9, 30)), sampling=sampling, seed=0) for start in (50, 51)]
     mixed = [long[0], GenerateRequest(prompt_ids=(7, 8), sampling=sampling, seed=0)]
     weights = {name: value.clone() for name, value in model.state_dict().items()}
-    expected = LocalEngine(model).generate(mixed)
+    expected = default_engine(model).generate(mixed)
     with torch.no_grad():
         model.get_parameter("model.layers.0.mlp.down_proj.weight").fill_(torch.nan)
     with pytest.raises(FloatingPointError, match="not finite"):
@@ -353,7 +354,7 @@ def test_log_probs_that_are_not_finite_are_an_error_and_leave_nothing_behind():
 
 
 def test_senseless_requests_are_refused():
-    engine = LocalEngine(tiny_model())
+    engine = default_engine(tiny_model())
     with pytest.raises(ValueError, match="at least one token"):
         engine.generate([GenerateRequest(prompt_ids=(), sampling=Sampling(), seed=0)])
     with pytest.raises(ValueError, match="max_tokens"):
@@ -365,7 +366,7 @@ def test_senseless_requests_are_refused():
 def test_requests_that_are_too_long_are_named_and_the_others_can_be_done():
     model = tiny_model()
     model.config.max_position_embeddings = 512
-    engine = LocalEngine(model)
+    engine = default_engine(model)
     sampling = Sampling(max_tokens=3)
     long = GenerateRequest(prompt_ids=(1,) * 510, sampling=sampling, seed=0)
     short = GenerateRequest(prompt_ids=(1, 7), sampling=sampling, seed=0)
@@ -388,22 +389,22 @@ def test_models_that_cannot_be_run_row_by_row_are_refused():
     model = tiny_model()
     model.config.layer_types = ["full_attention", "sliding_attention"]
     with pytest.raises(ValueError, match="sliding"):
-        LocalEngine(model)
+        default_engine(model)
     model = tiny_model()
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="flash_attention_2"):
-        LocalEngine(model)
+        default_engine(model)
 
 
 def test_what_was_computed_in_another_precision_is_not_gone_on_with():
     """Half of what a mixed-precision run does is inside of autocast; keys and values of the two do not mix."""
     model = tiny_model(sharpen=5.0)
-    engine = LocalEngine(model)
+    engine = default_engine(model)
     request = GenerateRequest(prompt_ids=tuple(range(3, 33)), sampling=Sampling(max_tokens=6), seed=0)
     plain = engine.generate([request])
     with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
         mixed = engine.generate([request])
-        assert mixed == LocalEngine(model).generate([request])
+        assert mixed == default_engine(model).generate([request])
     assert engine.generate([request]) == plain
     assert mixed[0].log_probs != plain[0].log_probs
 
@@ -425,7 +426,7 @@ class _Casts(TorchDispatchMode):
 def test_under_autocast_weights_are_cast_once_a_call_and_again_after_they_changed() -> None:
     """The model can be trained afterwards, with casts that autograd knows."""
     model = tiny_model(sharpen=5.0)
-    engine = LocalEngine(model)
+    engine = default_engine(model)
     request = GenerateRequest(prompt_ids=tuple(range(3, 33)), sampling=Sampling(max_tokens=12), seed=0)
     with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
         first = engine.generate([request])

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("openai", reason="the extra `remote` is not installed")
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.remote_settings import RemoteSettings
 from rti_exp.config.settings import SettingsError
 from rti_exp.engines.remote import Cause, ChatModel, ChatRequest, RemoteDown, RemoteFailure, Reply
@@ -229,8 +230,12 @@ def test_transient_faults_are_retried(fault: str) -> None:
 def test_a_refused_connection() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # never listens: connections are refused
-        settings = RemoteSettings(
-            base_url=f"http://127.0.0.1:{taken.getsockname()[1]}/v1", model="m", first_wait_seconds=0.01, attempts=2
+        settings = default_settings(
+            RemoteSettings,
+            base_url=f"http://127.0.0.1:{taken.getsockname()[1]}/v1",
+            model="m",
+            first_wait_seconds=0.01,
+            attempts=2,
         )
         with pytest.raises(RemoteFailure, match="connection: ConnectError"):
             ChatModel(settings).reply(HELLO)
@@ -350,7 +355,7 @@ def test_a_key_that_the_config_does_not_name_is_not_sent(monkeypatch: pytest.Mon
 def test_the_error_names_the_variable_of_a_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(SettingsError, match=r"policy\.remote\.api_key='NO_SUCH_KEY': the environment variable"):
-        ChatModel(RemoteSettings(model="m", api_key="NO_SUCH_KEY"), key="policy.remote")
+        ChatModel(default_settings(RemoteSettings, model="m", api_key="NO_SUCH_KEY", cache=None), key="policy.remote")
 
 
 def test_a_key_repeated_by_the_server_reaches_neither_the_answer_nor_a_file(
@@ -473,5 +478,5 @@ def test_back_off_leaves_the_global_generator_alone() -> None:
     ],
 )
 def test_a_date_after_the_name_is_the_same_model_and_another_word_is_not(answered: str, accepted: bool) -> None:
-    settings = RemoteSettings(base_url="http://127.0.0.1:1/v1", model="gpt-4")
+    settings = default_settings(RemoteSettings, base_url="http://127.0.0.1:1/v1", model="gpt-4", cache=None)
     assert settings.accepts(answered) is accepted

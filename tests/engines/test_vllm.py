@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.engine_settings import VllmEngineSettings, check_engine
 from rti_exp.config.policy_settings import LoraSettings
 from rti_exp.config.settings import SettingsError
@@ -26,11 +27,11 @@ from rti_exp.engines.base import (
     Sampling,
     ScoreRequest,
 )
-from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.vllm.devices import visible_devices
 from rti_exp.engines.vllm.engine import VllmEngine
 from rti_exp.engines.vllm.mismatch import Mismatch, summed
 from rti_exp.engines.vllm.weights import plain_weights, weight_folder, write_config, write_weights
+from rti_exp.experiment.parts import default_engine
 from rti_exp.models.adapters import add_lora, merge_lora
 from tests.support.fakes import tiny_model
 from tests.support.vllm_engines import FAKE_VLLM, request, vllm_engine
@@ -52,7 +53,7 @@ def test_completions_are_scored_by_the_policy_and_the_mismatch_is_counted():
     completions = engine.generate(asked)
     assert [completion.token_ids for completion in completions] == [(13, 13, 13, 2), (17, 2), (14, 14, 14, 2)]
     assert {completion.stop_reason for completion in completions} == {"stop"}
-    scores = LocalEngine(engine.model).score(
+    scores = default_engine(engine.model).score(
         [ScoreRequest(prompt_ids=(5, 6, 7), token_ids=completion.token_ids) for completion in completions[:2]]
     )
     sampler = -1.0 - head(engine)
@@ -175,7 +176,7 @@ def test_the_process_ends_with_the_engine_and_with_its_owner(tmp_path: Path):
 def test_written_weights_are_those_of_a_plain_model_with_an_untied_head(tmp_path: Path):
     pytest.importorskip("peft", reason="the extra lora is not installed")
     model = tiny_model()
-    add_lora(model, LoraSettings(rank=2), seed=0)
+    add_lora(model, default_settings(LoraSettings, rank=2), seed=0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
@@ -263,7 +264,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch):
 )
 def test_invalid_settings(options, message):
     with pytest.raises(SettingsError, match=message.replace(".", r"\.")):
-        VllmEngineSettings(**options)
+        default_settings(VllmEngineSettings, **options)
 
 
 def test_the_run_key_does_not_depend_on_where_vllm_is(composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

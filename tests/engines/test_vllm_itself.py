@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.policy_settings import LoraSettings
 from rti_exp.engines.base import GenerateRequest, Sampling
-from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.vllm.engine import VllmEngine
+from rti_exp.experiment.parts import default_engine
 from rti_exp.models.adapters import add_lora
 from tests.support.fakes import tiny_model
+from tests.support.vllm_engines import vllm_engine
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +44,7 @@ def greedy(prompts: int = 6) -> list[GenerateRequest]:
 
 
 def check_same(engine: VllmEngine) -> list[tuple[int, ...]]:
-    expected = LocalEngine(engine.model).generate(greedy())
+    expected = default_engine(engine.model).generate(greedy())
     sampled = engine.generate(greedy())
     for completion, local in zip(sampled, expected, strict=True):
         assert (completion.token_ids, completion.stop_reason) == (local.token_ids, local.stop_reason)
@@ -57,8 +59,8 @@ def test_it_follows_the_weights_of_a_tied_model_with_adapters(python: str) -> No
     assert model.config.tie_word_embeddings
     # The model's own generation_config must change nothing.
     model.generation_config.update(do_sample=True, temperature=0.01, repetition_penalty=9.0, eos_token_id=[5, 7])
-    add_lora(model, LoraSettings(rank=2), seed=0)
-    engine = VllmEngine(model, python=python, max_context=128, max_batch=8, eager=True)
+    add_lora(model, default_settings(LoraSettings, rank=2), seed=0)
+    engine = vllm_engine(model=model, python=python, max_context=128, max_batch=8, eager=True, max_difference=0.5)
     try:
         first = check_same(engine)
         generator = torch.Generator().manual_seed(1)

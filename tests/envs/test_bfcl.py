@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
+from rti_exp.experiment.parts import default_environment
+
 pytest.importorskip("bfcl_eval", reason="needs the extra bfcl")
 pytest.importorskip("mpmath", reason="needs the extra bfcl")
 
 from rti_exp.config.check import check
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.remote_settings import RemotePolicySettings
 from rti_exp.config.settings import SettingsError
 from rti_exp.engines.remote import ChatModel
 from rti_exp.envs.base import Environment
-from rti_exp.envs.bfcl import Bfcl
 from rti_exp.envs.bfcl.data import CATEGORIES, entries
 from rti_exp.envs.bfcl.episode import BfclEpisode
 from rti_exp.experiment.checks import check_parts
@@ -65,13 +67,13 @@ def test_our_reward_is_the_benchmarks_verdict_on_every_task(category: str) -> No
 
 
 def test_splits_are_disjoint_and_complete() -> None:
-    environment = Bfcl(category="miss_func")
+    environment = default_environment("bfcl_base", category="miss_func")
     assert isinstance(environment, Environment)
     train, heldout = environment.tasks("train"), environment.tasks("heldout")
     assert (len(train), len(heldout)) == (150, 50)
     assert not {task.id for task in train} & {task.id for task in heldout}
     assert heldout[0].id == "multi_turn_miss_func_3"
-    everything = Bfcl(category="miss_func", heldout_every=1)
+    everything = default_environment("bfcl_base", category="miss_func", heldout_every=1)
     assert (len(everything.tasks("train")), len(everything.tasks("heldout"))) == (0, 200)
     with pytest.raises(ValueError, match="no split 'test' of BFCL"):
         environment.tasks("test")
@@ -102,13 +104,13 @@ def test_the_benchmark_as_published_has_nothing_to_train_on(
 )
 def test_options_without_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Bfcl(**options)
+        default_environment("bfcl_base", **options)
 
 
 def test_a_missing_package_is_told_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=r"^env=bfcl_miss_func needs the package bfcl_eval: pip install 'rti-exp"):
-        Bfcl(category="miss_func")
+        default_environment("bfcl_base", category="miss_func")
 
 
 def test_a_fork_is_exact_at_every_step() -> None:
@@ -222,8 +224,10 @@ def test_a_model_with_native_calls_gets_a_later_tool_with_its_request() -> None:
 
     with FaultyServer(answer=answer) as server:
         model = ChatModel(server.settings(), key="policy.remote")
-        rollouts = RemoteRollouts(model=model, settings=RemotePolicySettings(), temperature=0.0, top_p=1.0, seed=0)
-        trajectory = rollouts.run(Bfcl(category="miss_func"), task_of("miss_func", 0), 0)
+        rollouts = RemoteRollouts(
+            model=model, settings=default_settings(RemotePolicySettings), temperature=0.0, top_p=1.0, seed=0
+        )
+        trajectory = rollouts.run(default_environment("bfcl_base", category="miss_func"), task_of("miss_func", 0), 0)
     assert trajectory.status is Status.OK
     assert offered == [number >= 3 for number in range(len(offered))]
     assert len(offered) == len(trajectory.turns) > 4

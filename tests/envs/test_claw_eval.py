@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from rti_exp.experiment.parts import default_environment
+
 pytest.importorskip("fastapi", reason="needs the extra claw")
 pytest.importorskip("uvicorn", reason="needs the extra claw")
 
@@ -64,7 +66,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def world(checkout: Path, *answers: str | Exception, **options: Any) -> tuple[ClawEval, FakeJudge]:
     judge = FakeJudge(list(answers))
-    return ClawEval(root=str(checkout), judge_model=judge, seconds=START, grader_seconds=START, **options), judge
+    return default_environment(
+        "claw_eval", root=str(checkout), judge_model=judge, seconds=START, grader_seconds=START, **options
+    ), judge
 
 
 def play(episode: ClawEpisode, messages: Sequence[Message]) -> StepResult:
@@ -173,7 +177,7 @@ def test_what_is_not_the_policys_fault_is_no_zero(
 
 
 def test_without_a_judge_a_grader_that_asks_one_fails(checkout: Path) -> None:
-    environment = ClawEval(root=str(checkout), seconds=START)
+    environment = default_environment("claw_eval", root=str(checkout), seconds=START)
     with pytest.raises(InfrastructureError, match=r"the grader asks a judge: env\.judge must be a model's settings"):
         environment.start(environment.tasks("train")[0]).step(say("x"))
 
@@ -203,7 +207,7 @@ def test_a_service_that_does_not_start_is_told(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureError, match=r"service notes ended at its start \(4\)"):
         environment.start(environment.tasks("train")[0])
     (root / "mock_services" / "notes" / "server.py").write_text("import time; time.sleep(100)")
-    environment = ClawEval(root=str(root), seconds=1.5)
+    environment = default_environment("claw_eval", root=str(root), seconds=1.5)
     began = time.monotonic()
     with pytest.raises(InfrastructureError, match=r"service notes did not answer within 1\.5 s"):
         environment.start(environment.tasks("train")[0])
@@ -213,7 +217,7 @@ def test_a_service_that_does_not_start_is_told(tmp_path: Path) -> None:
 def test_a_grader_that_hangs_is_ended(tmp_path: Path) -> None:
     root = write_checkout(tmp_path, [task_node("T001_notes")])
     (root / "tasks" / "T001_notes" / "grader.py").write_text("import time; time.sleep(1000)")
-    environment = ClawEval(root=str(root), seconds=START, grader_seconds=1.0)
+    environment = default_environment("claw_eval", root=str(root), seconds=START, grader_seconds=1.0)
     with pytest.raises(InfrastructureError, match=r"the grader of .* did not end within 1 s"):
         environment.start(environment.tasks("train")[0]).step(say("x"))
 
@@ -290,20 +294,20 @@ def test_only_files_of_the_checkout_are_started(tmp_path: Path, command: str) ->
 )
 def test_options_without_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ClawEval(**options)
+        default_environment("claw_eval", **options)
 
 
 def test_a_task_file_that_is_none_is_named(tmp_path: Path) -> None:
     root = write_checkout(tmp_path, [task_node("T001")])
     (root / "tasks" / "T001" / "task.yaml").write_text("[1, 2")
     with pytest.raises(ValueError, match=r"T001/task\.yaml: cannot be read"):
-        ClawEval(root=str(root))
+        default_environment("claw_eval", root=str(root))
 
 
 def test_the_missing_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match="env=claw_eval needs the package fastapi: pip install 'rti-exp"):
-        ClawEval()
+        default_environment("claw_eval")
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ import pytest
 from rti_exp.envs import isolated, worker_process
 from rti_exp.envs.base import Environment, InfrastructureError
 from rti_exp.envs.isolated import IsolatedEnvironment
-from rti_exp.envs.town import Town
 from rti_exp.envs.worker_process import WorkerLost
+from rti_exp.experiment.parts import default_environment
 from rti_exp.types import Message, Task, ToolCall
+from tests.support.parts import environment_options
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 1.0
@@ -33,6 +34,8 @@ def worlds() -> Iterator[Any]:
     def make(
         target: str = "tests.support.faults.FaultyTown", timeout: float = TIMEOUT, **options: Any
     ) -> IsolatedEnvironment:
+        if target == "rti_exp.envs.town.Town":
+            options = environment_options("town", **options)
         made.append(IsolatedEnvironment(target, options, timeout=timeout))
         return made[-1]
 
@@ -74,7 +77,7 @@ def wait_until(condition: Any, seconds: float = 20.0) -> None:
 
 def test_it_is_the_environment_that_it_holds(worlds: Any) -> None:
     here, there = (
-        Town(train_tasks=2, heldout_tasks=1),
+        default_environment("town", train_tasks=2, heldout_tasks=1),
         worlds("rti_exp.envs.town.Town", timeout=20.0, train_tasks=2, heldout_tasks=1),
     )
     assert isinstance(there, Environment)
@@ -96,7 +99,7 @@ def test_it_is_the_environment_that_it_holds(worlds: Any) -> None:
 def test_text_of_any_kind_arrives_as_it_was_sent(worlds: Any) -> None:
     world = worlds("rti_exp.envs.town.Town", timeout=20.0)
     task = world.tasks("train")[0]
-    here = Town().start(task)
+    here = default_environment("town").start(task)
     there = world.start(task)
     for text in ("\x00\x1b[2J", "\ud800 half", "a\nb\u2028c", "<|end|>" * 3, "é" * 70000):
         message = Message(role="assistant", content="{", malformed=text)
@@ -122,7 +125,7 @@ def test_each_fault_costs_one_episode_and_a_bounded_time(worlds: Any, fault: str
     tasks = {task.family: task for task in world.tasks("train")}
     broken, other = world.start(tasks["nav_hard"]), world.start(tasks["pay_hard"])
     turns = messages_of(tasks["pay_hard"])
-    here = Town().start(tasks["pay_hard"])
+    here = default_environment("town").start(tasks["pay_hard"])
     assert (other.state_hash(), other.step(turns[0])) == (here.state_hash(), here.step(turns[0]))
     began = time.monotonic()
     with pytest.raises(InfrastructureError, match=told):
@@ -166,8 +169,8 @@ def test_an_answer_without_end_is_cut_off(worlds: Any, monkeypatch: pytest.Monke
 
 
 def test_bad_options_are_told_as_by_the_environment_itself(worlds: Any) -> None:
-    with pytest.raises(ValueError, match=r"env\.train_tasks"):
-        worlds(train_tasks=0)
+    with pytest.raises(ValueError, match=r"env\.families=\['nav'\]"):
+        worlds(families=["nav"])
     with pytest.raises(InfrastructureError, match="RuntimeError: the town is closed"):
         worlds(fault="raise", at="make")
 
@@ -203,7 +206,7 @@ def test_a_replay_that_leads_elsewhere_costs_the_episode(worlds: Any, monkeypatc
     second._hash = "another"
     with pytest.raises(InfrastructureError, match="a replay led to another state"):
         second.step(turns[1])
-    here = Town().start(task)
+    here = default_environment("town").start(task)
     here.step(turns[0])
     assert first.state_hash() == here.state_hash()
 

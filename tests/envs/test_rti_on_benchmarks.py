@@ -12,18 +12,19 @@ from typing import Any
 import pytest
 import torch
 
+from rti_exp.config.defaults import default_settings
+from rti_exp.config.role_settings import JudgeSettings, VerifierSettings
 from rti_exp.config.settings import (
     Baseline,
     GateSettings,
     InterventionSettings,
     ReweightSettings,
-    RoleSettings,
     RolloutSettings,
     Scope,
-    VerifierSettings,
 )
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.envs.base import Environment
+from rti_exp.experiment.parts import default_environment
 from rti_exp.intervention.corrector import SelfCorrector
 from rti_exp.intervention.gate import PerplexityGate
 from rti_exp.intervention.pipeline import Interventions, Roles
@@ -78,9 +79,8 @@ def bfcl() -> Story:
     """In request 2 the policy claims to have searched, and has not."""
     pytest.importorskip("bfcl_eval", reason="needs the extra bfcl")
     pytest.importorskip("mpmath", reason="needs the extra bfcl")
-    from rti_exp.envs.bfcl import Bfcl
 
-    environment = Bfcl(category="base")
+    environment = default_environment("bfcl_base", category="base")
     right = [
         call("cd", folder="document"),
         call("mkdir", dir_name="temp"),
@@ -103,9 +103,10 @@ def bfcl() -> Story:
 def text_world() -> Story:
     """The policy does what Simon did not say, and has lost at once."""
     pytest.importorskip("textworld_express", reason="needs the extra textworld")
-    from rti_exp.envs.textworld import TextWorldExpress
 
-    environment = TextWorldExpress(games=["simonsays"], parameters={"simonsays": "gameLength=3,numDistractors=2"})
+    environment = default_environment(
+        "textworld_express", games=["simonsays"], parameters={"simonsays": "gameLength=3,numDistractors=2"}
+    )
     right = ["slice grape", "jump up and down", "touch orange"]
     return Story(environment, environment.tasks("train")[3], right, 1, "smell grape", [])
 
@@ -113,10 +114,9 @@ def text_world() -> Story:
 def navigation() -> Story:
     """The paper's failure: a search without the city, and the first hit, which is another place."""
     pytest.importorskip("mcp", reason="needs the extra mcp")
-    from rti_exp.envs.mcp import Mcp
     from rti_exp.envs.mcp.navigation.town_map import TownMap
 
-    environment = Mcp(command=["{python}", "-m", "rti_exp.envs.mcp.navigation"], max_turns=10, seconds=120)
+    environment = default_environment("mcp_navigation")
     task, town = environment.tasks("train")[0], TownMap()
     called, number = task.payload["rubric"]
     start, goal = (town.places[stop] for stop in called["arguments"]["stops"])
@@ -136,16 +136,15 @@ def navigation() -> Story:
 def verifiers_lock() -> Story:
     """A wrong code jams the lock for good."""
     pytest.importorskip("verifiers", reason="needs the package verifiers and the extra of this name")
-    from rti_exp.envs.verifiers import Verifiers
 
-    environment = Verifiers(name="tests.support.verifiers_locks")
+    environment = default_environment("verifiers", name="tests.support.verifiers_locks")
     return Story(environment, environment.tasks("train")[0], ["look", "37"], 1, "38", ["37", "37", "37"])
 
 
 def played(story: Story, corrections: int) -> tuple[Group, Group]:
     """A group as it was sampled, and as it is after the interventions."""
     renderer = TokenRenderer(tiny_tokenizer())
-    rollout = RolloutSettings(max_tokens=400, max_context=20_000)
+    rollout = default_settings(RolloutSettings, max_tokens=400, max_context=20_000)
 
     def log_probs(prompt: tuple[int, ...], ids: tuple[int, ...]) -> list[float]:
         return [-0.25 if "<|system|>rewrite: " in renderer.text(prompt) else -0.5] * len(ids)
@@ -153,17 +152,19 @@ def played(story: Story, corrections: int) -> tuple[Group, Group]:
     engine = ScriptedEngine(story.answer, renderer, log_probs=log_probs)
     collector = Collector(environment=story.environment, engine=engine, renderer=renderer, settings=rollout, seed=0)
     voice: dict[str, Any] = {"engine": engine, "renderer": renderer}
-    role = RoleSettings(max_tokens=400)
+    role = default_settings(JudgeSettings, max_tokens=400)
     steps_in = Interventions(
         collector=collector,
         roles=Roles(
             validator=Validator(**voice, prompt=JUDGE, settings=role),
-            corrector=SelfCorrector(**voice, prompt=REWRITE, settings=RoleSettings(max_tokens=400, temperature=1.0)),
-            verifier=Verifier(**voice, prompts=CHECKS, settings=VerifierSettings(), role=role),
-            gate=PerplexityGate(GateSettings(delta=5.0)),
+            corrector=SelfCorrector(
+                **voice, prompt=REWRITE, settings=default_settings(JudgeSettings, max_tokens=400, temperature=1.0)
+            ),
+            verifier=Verifier(**voice, prompts=CHECKS, settings=default_settings(VerifierSettings, max_tokens=400)),
+            gate=PerplexityGate(default_settings(GateSettings, delta=5.0)),
         ),
-        reweight=ReweightSettings(eps_cal=0.2),
-        settings=InterventionSettings(corrections=corrections),
+        reweight=default_settings(ReweightSettings, eps_cal=0.2),
+        settings=default_settings(InterventionSettings, corrections=corrections),
     )
     (group,) = collector.collect([story.task], 4, 0)
     (merged,) = steps_in([group], 0).groups

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from rti_exp.experiment.parts import default_environment
+
 pytest.importorskip("textworld_express", reason="needs the extra textworld")
 if shutil.which("java") is None:
     pytest.skip("needs java", allow_module_level=True)
@@ -39,7 +41,7 @@ def _ended() -> Iterator[None]:
 
 
 def environment(*games: str, **options: Any) -> TextWorldExpress:
-    return TextWorldExpress(games=games or GAMES, parameters=PARAMETERS, **options)
+    return default_environment("textworld_express", games=games or GAMES, parameters=PARAMETERS, **options)
 
 
 def say(text: str) -> Message:
@@ -201,17 +203,17 @@ def test_tasks_are_seeds_and_splits_are_disjoint() -> None:
 )
 def test_options_without_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TextWorldExpress(**options)
+        default_environment("textworld_express", **options)
 
 
 def test_no_java_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(SettingsError, match=r"^env=textworld_express needs java on the PATH"):
-        TextWorldExpress()
+        default_environment("textworld_express")
 
 
 def test_a_games_parameters_are_checked_by_the_game() -> None:
-    world = TextWorldExpress(games=["coin"], parameters={"coin": "numLocations=99"})
+    world = default_environment("textworld_express", games=["coin"], parameters={"coin": "numLocations=99"})
     with pytest.raises(InfrastructureError, match=r"refused 'numLocations=99': Number of locations must be less"):
         world.start(world.tasks("train")[0])
 
@@ -234,7 +236,7 @@ def test_a_java_that_dies_costs_the_call_and_the_others_are_replayed() -> None:
 
 def test_a_java_that_hangs_is_killed_within_the_bound() -> None:
     java.close()
-    world = TextWorldExpress(games=["simonsays"], seconds=1.0)
+    world = default_environment("textworld_express", games=["simonsays"], seconds=1.0)
     episode = world.start(world.tasks("train")[0])
     process = java.running(1.0).process
     os.kill(process.pid, signal.SIGSTOP)
@@ -268,8 +270,9 @@ def test_a_java_that_does_not_start_is_told_at_once(monkeypatch: pytest.MonkeyPa
 def test_no_process_outlives_its_parent() -> None:
     """The parent is killed, and can tell nobody."""
     code = (
-        "import time\nfrom rti_exp.envs.textworld import TextWorldExpress, java\n"
-        "world = TextWorldExpress(games=['simonsays'])\nworld.start(world.tasks('train')[0])\n"
+        "import time\nfrom rti_exp.envs.textworld import java\n"
+        "from rti_exp.experiment.parts import default_environment\n"
+        "world = default_environment('textworld_express_simonsays')\nworld.start(world.tasks('train')[0])\n"
         "print(java.running(30.0).process.pid, flush=True)\ntime.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from rti_exp.envs.base import Environment
-from rti_exp.envs.town import Town
 from rti_exp.envs.town.families import FAMILIES
 from rti_exp.envs.town.family import call
 from rti_exp.envs.town.names import names_of
 from rti_exp.envs.town.world import TownEpisode, draw_task
+from rti_exp.experiment.parts import default_environment
 from rti_exp.pretraining.demonstrations import assistant_message, plan_of
 from rti_exp.types import Message, Task, ToolCall
 
@@ -160,10 +160,10 @@ def test_forks_reach_the_same_state_and_hash_differs_by_state(family: str) -> No
 
 
 def test_tasks_come_from_the_seed_and_splits_share_nothing() -> None:
-    town = Town(seed=5, train_tasks=20, heldout_tasks=12)
+    town = default_environment("town", seed=5, train_tasks=20, heldout_tasks=12)
     assert isinstance(town, Environment)
-    assert town.tasks("train") == Town(seed=5, train_tasks=20).tasks("train")
-    assert town.tasks("train") != Town(seed=6, train_tasks=20).tasks("train")
+    assert town.tasks("train") == default_environment("town", seed=5, train_tasks=20).tasks("train")
+    assert town.tasks("train") != default_environment("town", seed=6, train_tasks=20).tasks("train")
     assert len(town.tasks("train")) == 20 * len(FAMILIES)
     train, heldout = names_of("train"), names_of("heldout")
     for field in ("places", "cities", "people", "items", "numbers"):
@@ -180,8 +180,8 @@ def test_tasks_come_from_the_seed_and_splits_share_nothing() -> None:
 
 def test_bad_settings_name_the_key() -> None:
     with pytest.raises(ValueError, match=r"env\.families=\['nav'\]"):
-        Town(families=["nav"])
+        default_environment("town", families=["nav"])
     with pytest.raises(ValueError, match=r"env\.train_tasks"):
-        Town(train_tasks=0)
+        default_environment("town", train_tasks=0)
     with pytest.raises(ValueError, match="no split 'test'"):
-        Town().tasks("test")
+        default_environment("town").tasks("test")

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from rti_exp.experiment.parts import default_environment
+
 pytest.importorskip("verifiers", reason="needs the package verifiers and the extra of this name")
 
 from rti_exp.config.settings import SettingsError
@@ -27,7 +29,7 @@ RUBRIC = ("opened: The lock is open in the end.",)
 
 
 def locks(**options: Any) -> Verifiers:
-    return Verifiers(name=options.pop("name", NAME), **options)
+    return default_environment("verifiers", name=options.pop("name", NAME), **options)
 
 
 def say(text: str) -> Message:

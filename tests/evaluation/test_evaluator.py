@@ -207,7 +207,7 @@ def test_no_file_holds_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (["policy.remote.api_key=NO_SUCH_KEY_HERE"], "policy.remote.api_key='NO_SUCH_KEY_HERE': the environment"),
         (["policy.remote.base_url=http://me:marker@host/v1"], "policy.remote.base_url: looks like a secret"),
         (["policy.remote.base_url=ftp://host"], "policy.remote.base_url='ftp://host': must begin with http"),
-        (["policy.remote.model=''"], "policy.remote.model='': must be the name of the endpoint's model"),
+        (["policy.remote.model=''"], "policy.remote.model='': must be a text that is not blank"),
         (["+policy.remote.max_cost=1"], "policy.remote.max_cost: unknown key; policy.remote has"),
         (["+policy.remote.extra.seed=1"], "policy.remote.extra=['seed']: must have none of ['seed']"),
         (["shard=2/2"], "shard='2/2': must be NUMBER/COUNT"),

@@ -12,7 +12,8 @@ import torch
 from omegaconf import DictConfig
 
 from rti_exp.config.check import check
-from rti_exp.config.settings import RolePrompt, SettingsError
+from rti_exp.config.role_settings import RolePrompt
+from rti_exp.config.settings import SettingsError
 from rti_exp.experiment.checks import check_parts
 from rti_exp.experiment.roles import RoleBuilder
 from tests.support.chat_fakes import save_chat_policy

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rti_exp.config.chat_settings import ChatSettings, History
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import Scope
 from rti_exp.engines.base import GenerateRequest, Sampling
-from rti_exp.engines.local import LocalEngine
+from rti_exp.experiment.parts import default_engine
 from rti_exp.models.load import load
 from rti_exp.rollout.chat_renderer import ChatRenderer
 from rti_exp.rollout.collector import Collector
@@ -20,9 +21,9 @@ from tests.support.chat_fakes import chat_tokenizer, save_chat_policy
 from tests.support.echo_world import SETTINGS, TASKS, EchoEpisode, EchoWorld, check_log_probs, corrected
 
 CHATS = {
-    "append": ChatSettings(thinking=False, stop_tokens=["<|endoftext|>"]),
-    "thinking": ChatSettings(thinking=True),
-    "template": ChatSettings(history=History.template, thinking=False),
+    "append": default_settings(ChatSettings, thinking=False, stop_tokens=["<|endoftext|>"]),
+    "thinking": default_settings(ChatSettings, thinking=True),
+    "template": default_settings(ChatSettings, history=History.template, thinking=False),
 }
 
 
@@ -32,7 +33,7 @@ def policy(request, tmp_path_factory):
     name = "smollm2" if request.param == "smollm2" else "qwen3"
     folder = save_chat_policy(tmp_path_factory.mktemp("policy"), name, gpt2=request.param == "gpt2")
     loaded = load(folder, "float32", given="policy.path")
-    return LocalEngine(model=loaded.model), loaded.tokenizer
+    return default_engine(model=loaded.model), loaded.tokenizer
 
 
 @pytest.mark.parametrize("chat", CHATS)
@@ -86,13 +87,15 @@ def test_a_batch_of_ragged_rows_equals_one_by_one(policy):
     requests = [GenerateRequest(prompt_ids=ids, sampling=sampling, seed=seed) for seed in range(3) for ids in prompts]
     together = engine.generate(requests)
     for request, batched in zip(requests, together, strict=True):
-        [alone] = LocalEngine(model=engine.model, max_batch=1, cache_rows=1).generate([request])
+        [alone] = default_engine(model=engine.model, max_batch=1, cache_rows=1).generate([request])
         assert alone.token_ids == batched.token_ids
         assert alone.log_probs == pytest.approx(batched.log_probs, abs=2e-4)
 
 
 def test_thinking_that_the_template_drops_begins_a_new_segment():
-    renderer = ChatRenderer(chat_tokenizer("qwen3"), ChatSettings(history=History.template, thinking=True))
+    renderer = ChatRenderer(
+        chat_tokenizer("qwen3"), default_settings(ChatSettings, history=History.template, thinking=True)
+    )
     rules = EpisodeRules(renderer=renderer, settings=SETTINGS, max_turns=5)
     episode = LiveEpisode(TASKS[0], 0, EchoEpisode(TASKS[0]), rules)
     action_ids = renderer.action_ids("<think>\nhm\n</think>\n\n27")

@@ -15,18 +15,19 @@ import pytest
 
 from rti_exp.config.check import check
 from rti_exp.config.compose import composed
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.group_settings import LimitSettings
 from rti_exp.config.paths import assets_root
 from rti_exp.config.settings import EvidenceChoice, GateSettings, InterventionSettings, RolloutSettings, SettingsError
 from rti_exp.envs.base import Environment, Episode, StepResult
-from rti_exp.experiment.parts import build_environment
+from rti_exp.experiment.parts import build_environment, default_environment
 from rti_exp.training.failure_limits import require_valid_rollouts
 from rti_exp.types import Evidence, EvidenceLevel, Group, Message, Task
 from tests.support.interventions import HARMFUL, CharRenderer, RoleEngine, _role, fixed, interventions, records
 
 NAMES = sorted(path.stem for path in assets_root().joinpath("conf", "env").glob("*.yaml"))
 CANARY = "canary-5d1e7"
-ROLLOUT = RolloutSettings(max_tokens=200, max_context=10_000_000)
+ROLLOUT = default_settings(RolloutSettings, max_tokens=200, max_context=10_000_000)
 TASKS = 2
 
 
@@ -104,11 +105,12 @@ def claw_eval(folder: Path) -> Canaries:
     """Claw-Eval on a checkout of its format, which the benchmark's own is not shipped with."""
     for package in ("fastapi", "uvicorn"):
         pytest.importorskip(package, reason="needs the extra claw")
-    from rti_exp.envs.claw_eval import ClawEval
     from tests.support.claw_checkout import task_node, write_checkout
 
     root = write_checkout(folder, [task_node(f"T00{number}_notes") for number in range(1, 6)])
-    return Canaries(ClawEval(root=str(root), judge_model=HarshJudge(), seconds=120.0, grader_seconds=120.0))  # pyright: ignore
+    return Canaries(
+        default_environment("claw_eval", root=str(root), judge_model=HarshJudge(), seconds=120.0, grader_seconds=120.0)
+    )  # pyright: ignore
 
 
 def world_of(name: str, folder: Path) -> Canaries:
@@ -131,8 +133,8 @@ def play(world: Canaries, engine: RoleEngine, *, purpose: str, split: str) -> tu
     pipeline = interventions(
         engine,
         world,  # pyright: ignore[reportArgumentType]
-        gate=GateSettings(delta=float("inf")),
-        settings=InterventionSettings(corrections=1, evidence=EvidenceChoice.reference),
+        gate=default_settings(GateSettings, delta=float("inf")),
+        settings=default_settings(InterventionSettings, corrections=1, evidence=EvidenceChoice.reference),
         rollout=ROLLOUT,
     )
     collector, roles = pipeline.interventions.collector, pipeline.interventions.roles
@@ -140,7 +142,9 @@ def play(world: Canaries, engine: RoleEngine, *, purpose: str, split: str) -> tu
     for part in (roles.validator, roles.verifier, roles.corrector, collector):
         part.renderer = renderer  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
     groups = collector.collect(world.tasks(split)[:TASKS], 2, 1, purpose=purpose)
-    require_valid_rollouts(groups, "here", LimitSettings(env_failures=1.0))  # not all; some evaluators raise
+    require_valid_rollouts(
+        groups, "here", default_settings(LimitSettings, env_failures=1.0)
+    )  # not all; some evaluators raise
     return groups, pipeline
 
 

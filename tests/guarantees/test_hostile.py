@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import RolloutSettings, Scope
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.rollout.collector import Collector
@@ -27,7 +28,7 @@ from tests.support.training_fakes import RENDERER
 
 Composed = Callable[..., DictConfig]
 VERY_LONG = "a b" * 20_000
-SETTINGS = RolloutSettings(max_tokens=10**6, max_context=10**7)
+SETTINGS = default_settings(RolloutSettings, max_tokens=10**6, max_context=10**7)
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, VERY_LONG], ids=lambda text: repr(text[:12]))

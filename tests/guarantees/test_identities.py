@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rti_exp.config.algorithm_settings import DistillationSettings, LuffySettings
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import (
     AlgorithmSettings,
     GateSettings,
@@ -40,7 +41,7 @@ from tests.support.training_fakes import (
     weights,
 )
 
-RUN = RunSettings(seed=5, max_iterations=2, tasks_per_iteration=4, group_size=4)
+RUN = default_settings(RunSettings, seed=5, max_iterations=2, tasks_per_iteration=4, group_size=4)
 
 
 def trained(**options: Any) -> RTIModule:
@@ -62,7 +63,7 @@ def grpo() -> RTIModule:
 
 @pytest.mark.parametrize("delta", [0.0, 0.5, math.nextafter(1.0, 0.0)])
 def test_delta_below_one_is_grpo_bit_for_bit(grpo: RTIModule, delta: float) -> None:
-    assert same(trained(gate=GateSettings(delta=delta)), grpo)
+    assert same(trained(gate=default_settings(GateSettings, delta=delta)), grpo)
 
 
 def test_corrector_none_is_grpo_bit_for_bit(grpo: RTIModule) -> None:
@@ -70,7 +71,7 @@ def test_corrector_none_is_grpo_bit_for_bit(grpo: RTIModule) -> None:
 
 
 def test_a_shadowed_gate_that_never_opens_trains_like_grpo(grpo: RTIModule) -> None:
-    shadowed = trained(gate=GateSettings(delta=0.0, shadow=True))
+    shadowed = trained(gate=default_settings(GateSettings, delta=0.0, shadow=True))
     assert shadowed.last_metrics["funnel/too_perplexing"] == 4
     assert equal_weights(weights(shadowed), weights(grpo))
 
@@ -82,20 +83,23 @@ def test_an_open_gate_is_not_grpo(grpo: RTIModule) -> None:
 
 
 def test_eps_cal_zero_is_reweight_off() -> None:
-    off = trained(reweight=ReweightSettings(eps_cal=0.5, scorer=Scorer.off))
-    assert equal_weights(weights(trained(reweight=ReweightSettings(eps_cal=0.0))), weights(off))
-    assert not equal_weights(weights(trained(reweight=ReweightSettings(eps_cal=0.5))), weights(off))
+    off = trained(reweight=default_settings(ReweightSettings, eps_cal=0.5, scorer=Scorer.off))
+    assert equal_weights(weights(trained(reweight=default_settings(ReweightSettings, eps_cal=0.0))), weights(off))
+    assert not equal_weights(weights(trained(reweight=default_settings(ReweightSettings, eps_cal=0.5))), weights(off))
 
 
 def test_scopes_differ() -> None:
-    scopes = [weights(trained(settings=AlgorithmSettings(learning_rate=1e-3, scope=scope))) for scope in Scope]
+    scopes = [
+        weights(trained(settings=default_settings(AlgorithmSettings, learning_rate=1e-3, scope=scope)))
+        for scope in Scope
+    ]
     assert not any(equal_weights(scopes[i], scopes[j]) for i, j in [(0, 1), (0, 2), (1, 2)])
 
 
 def kept_gradients(**changes: Any) -> list[list[torch.Tensor]]:
-    settings = AlgorithmSettings(gradient_clip=math.inf, **changes)
+    settings = default_settings(AlgorithmSettings, gradient_clip=math.inf, **changes)
     model = tiny_model(sharpen=2.0).double()
-    run = RunSettings(seed=5, max_iterations=1, tasks_per_iteration=4, group_size=4)
+    run = default_settings(RunSettings, seed=5, max_iterations=1, tasks_per_iteration=4, group_size=4)
     module = fit(acted(run=run, settings=settings, model=model, module_class=KeepingModule), precision="64-true")
     assert isinstance(module, KeepingModule)
     return module.keeper.kept
@@ -119,8 +123,8 @@ def test_mean_over_the_updates_is_the_gradient_of_a_single_one() -> None:
 
 @pytest.mark.parametrize("make", [acted, sampled])
 def test_ratio_of_the_first_update_is_one(make: Any) -> None:
-    run = RunSettings(seed=5, max_iterations=1, tasks_per_iteration=4, group_size=4)
-    settings = AlgorithmSettings(updates=1, learning_rate=1e-3)
+    run = default_settings(RunSettings, seed=5, max_iterations=1, tasks_per_iteration=4, group_size=4)
+    settings = default_settings(AlgorithmSettings, updates=1, learning_rate=1e-3)
     metrics = fit(make(run=run, settings=settings)).last_metrics
     assert metrics["loss/ratio_max"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["loss/clip_share"] == 0.0
@@ -131,8 +135,8 @@ def test_ratio_of_a_later_update_is_not_one() -> None:
 
 
 def test_append_trains_each_token_once() -> None:
-    replaced = trained(intervention=InterventionSettings(corrections=1, merge=Merge.replace))
-    appended = trained(intervention=InterventionSettings(corrections=1, merge=Merge.append))
+    replaced = trained(intervention=default_settings(InterventionSettings, corrections=1, merge=Merge.replace))
+    appended = trained(intervention=default_settings(InterventionSettings, corrections=1, merge=Merge.append))
     for module in (replaced, appended):
         nodes = dict(
             node for group in groups_of(module) for trajectory in group.trajectories for node in _nodes(trajectory)
@@ -158,14 +162,14 @@ def _nodes(trajectory: Trajectory) -> list[tuple[tuple[str, int, int, bool], int
 
 @pytest.mark.parametrize("changes", [{}, {"normalize_std": True, "clip_low": 0.2, "clip_high": 0.28}])
 def test_luffy_without_a_teacher_is_grpo_bit_for_bit(changes: dict[str, Any]) -> None:
-    settings = LuffySettings(learning_rate=1e-3, micro_batch_tokens=1024, n_prefix=0, **changes)
+    settings = default_settings(LuffySettings, learning_rate=1e-3, micro_batch_tokens=1024, n_prefix=0, **changes)
     luffy = trained(settings=settings, algorithm=LUFFY(settings), intervene=False)
     assert same(luffy, trained(settings=settings, algorithm=GRPO(settings), intervene=False))
 
 
 def test_luffy_with_grpos_settings_is_the_default_grpo(grpo: RTIModule) -> None:
     common = {name: getattr(ALGORITHM, name) for name in AlgorithmSettings.__dataclass_fields__}
-    settings = LuffySettings(n_prefix=0, **common)
+    settings = default_settings(LuffySettings, n_prefix=0, **common)
     assert same(trained(settings=settings, algorithm=LUFFY(settings), intervene=False), grpo)
 
 
@@ -176,8 +180,8 @@ def test_dynamic_sampling_of_an_iteration_that_cannot_be_refilled_is_grpo(grpo: 
 
 
 def test_distilling_from_oneself_leaves_the_weights_in_the_first_update() -> None:
-    settings = DistillationSettings(updates=1, learning_rate=1e-3)
-    run = RunSettings(seed=5, max_iterations=1, tasks_per_iteration=4, group_size=4)
+    settings = default_settings(DistillationSettings, updates=1, learning_rate=1e-3)
+    run = default_settings(RunSettings, seed=5, max_iterations=1, tasks_per_iteration=4, group_size=4)
     module = acted(run=run, settings=settings, algorithm=OPD(settings), intervene=False)
     fit(module)
     assert module.last_metrics["loss/kl"] == pytest.approx(0.0, abs=1e-6)
@@ -186,18 +190,18 @@ def test_distilling_from_oneself_leaves_the_weights_in_the_first_update() -> Non
 
 
 def test_distillation_closes_in_on_the_teacher() -> None:
-    settings = DistillationSettings(updates=1, learning_rate=1e-2)
+    settings = default_settings(DistillationSettings, updates=1, learning_rate=1e-2)
     teacher = tiny_model(seed=9, sharpen=8.0).requires_grad_(False)
     divergences = []
     for iterations in (1, 8):
-        run = RunSettings(seed=5, max_iterations=iterations, tasks_per_iteration=4, group_size=16)
+        run = default_settings(RunSettings, seed=5, max_iterations=iterations, tasks_per_iteration=4, group_size=16)
         module = sampled(run=run, settings=settings, algorithm=OPD(settings), reference=teacher)
         divergences.append(fit(module).last_metrics["loss/kl"] or 0.0)
     assert divergences[1] < 0.8 * divergences[0]
 
 
 def test_imitation_trains_on_the_accepted_corrections_alone() -> None:
-    settings = UpdateSettings(learning_rate=1e-3, scope=Scope.suffix)
+    settings = default_settings(UpdateSettings, learning_rate=1e-3, scope=Scope.suffix)
     module = trained(settings=settings, algorithm=SFT(settings))
     children = [one for group in groups_of(module) for one in group.trajectories if one.fork is not None]
     tokens = sum(len(turn.action_ids) for child in children if child.fork for turn in child.turns[child.fork.step :])

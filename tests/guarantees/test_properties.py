@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import Baseline, GateSettings
 from rti_exp.intervention.gate import PerplexityGate, perplexity
 from rti_exp.objective.advantages import advantages_from_members, group_advantages
@@ -30,7 +31,7 @@ POSSIBLE_LOG_PROBS = st.one_of(LOG_PROBS, st.just(-math.inf))
 
 
 def is_open(delta: float, log_probs: Sequence[float]) -> bool:
-    return PerplexityGate(GateSettings(delta=delta)).passes(log_probs)
+    return PerplexityGate(default_settings(GateSettings, delta=delta)).passes(log_probs)
 
 
 @PROPERTY

@@ -4,7 +4,9 @@ import dataclasses
 
 import pytest
 
-from rti_exp.config.settings import ReweightSettings, RoleSettings, Scorer, SettingsError
+from rti_exp.config.defaults import default_settings
+from rti_exp.config.role_settings import JudgeSettings
+from rti_exp.config.settings import ReweightSettings, Scorer, SettingsError
 from rti_exp.intervention.case import HarmfulStep
 from rti_exp.intervention.corrector import CUT_OFF, EMPTY, SelfCorrector, TeacherCorrector
 from rti_exp.rollout.chat_renderer import ChatRenderer
@@ -29,7 +31,7 @@ TASK = WORLD.tasks("train")[0]
 RENDERER = CharRenderer()
 THEIRS = CharRenderer(shift=1)
 """Another tokenizer: its end of turn (id 0x110001) is the policy's header of a system message."""
-ROLE = RoleSettings(temperature=1.0, max_tokens=200)
+ROLE = default_settings(JudgeSettings, temperature=1.0, max_tokens=200)
 SETTINGS = {"prompt": REWRITE, "settings": ROLE}
 TAKE_RED = call("take", key="red")
 
@@ -161,7 +163,7 @@ def test_teacher_in_the_pipeline():
 def test_source_scores_pi_cal_in_a_call_of_its_own():
     policy = RoleEngine()
     theirs = RoleEngine(log_prob=lambda prompt, text: -0.4)
-    reweight = ReweightSettings(eps_cal=0.5, scorer=Scorer.source)
+    reweight = default_settings(ReweightSettings, eps_cal=0.5, scorer=Scorer.source)
     play = interventions(policy, WORLD, corrector=teacher(theirs, same=True), reweight=reweight)
     [record] = records(play([failed_group(WORLD, TASK)], 0))
     assert record.outcome is Outcome.ACCEPTED
@@ -174,7 +176,7 @@ def test_source_scores_pi_cal_in_a_call_of_its_own():
 
 def test_source_that_is_down_costs_the_attempts():
     theirs = RoleEngine(down=("score",))
-    reweight = ReweightSettings(scorer=Scorer.source)
+    reweight = default_settings(ReweightSettings, scorer=Scorer.source)
     play = interventions(RoleEngine(), WORLD, corrector=teacher(theirs, same=True), reweight=reweight)
     [record] = records(play([failed_group(WORLD, TASK)], 0))
     assert (record.outcome, record.error) == (Outcome.ROLE_UNAVAILABLE, "the engine is down")
@@ -183,6 +185,6 @@ def test_source_that_is_down_costs_the_attempts():
 
 
 def test_source_with_another_tokenizer_is_refused():
-    reweight = ReweightSettings(scorer=Scorer.source)
+    reweight = default_settings(ReweightSettings, scorer=Scorer.source)
     with pytest.raises(SettingsError, match=r"reweight\.scorer='source'"):
         interventions(RoleEngine(), WORLD, corrector=teacher(RoleEngine(), same=False), reweight=reweight)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import GateSettings, ReweightSettings, Scorer
 from rti_exp.engines.base import EngineUnavailable, ScoreRequest
 from rti_exp.intervention.case import Checked, Scored
@@ -108,11 +109,11 @@ def test_nothing_to_score_calls_nothing():
 @pytest.mark.parametrize(
     ("settings", "who"),
     [
-        (ReweightSettings(eps_cal=0.2, scorer=Scorer.policy), "policy"),
-        (ReweightSettings(eps_cal=0.2, scorer=Scorer.source), "source"),
-        (ReweightSettings(eps_cal=0.2, scorer=Scorer.off), None),
-        (ReweightSettings(eps_cal=0.0, scorer=Scorer.policy), None),
-        (ReweightSettings(eps_cal=0.0, scorer=Scorer.source), None),
+        (default_settings(ReweightSettings, eps_cal=0.2, scorer=Scorer.policy), "policy"),
+        (default_settings(ReweightSettings, eps_cal=0.2, scorer=Scorer.source), "source"),
+        (default_settings(ReweightSettings, eps_cal=0.2, scorer=Scorer.off), None),
+        (default_settings(ReweightSettings, eps_cal=0.0, scorer=Scorer.policy), None),
+        (default_settings(ReweightSettings, eps_cal=0.0, scorer=Scorer.source), None),
     ],
 )
 def test_who_scores_pi_cal(settings, who):
@@ -143,4 +144,4 @@ def test_perplexity(log_probs, value):
     ],
 )
 def test_gate_compares_in_log_space(log_prob, delta, passes):
-    assert PerplexityGate(GateSettings(delta=delta)).passes((log_prob,) * 4) is passes
+    assert PerplexityGate(default_settings(GateSettings, delta=delta)).passes((log_prob,) * 4) is passes

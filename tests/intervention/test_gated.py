@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import (
     GateSettings,
     InterventionSettings,
@@ -32,7 +33,7 @@ def test_a_gate_that_never_opens_spends_nothing(delta):
     engine = RoleEngine()
     world = GuessWorld()
     groups = [failed_group(WORLD, TASK)]
-    assert interventions(engine, world, gate=GateSettings(delta=delta))(groups, 0) == groups
+    assert interventions(engine, world, gate=default_settings(GateSettings, delta=delta))(groups, 0) == groups
     assert engine.calls == []
     assert world.started == 0
 
@@ -49,7 +50,7 @@ def test_a_gate_that_never_opens_spends_nothing(delta):
 )
 def test_gate_boundaries(delta, log_prob, outcome):
     engine = RoleEngine(log_prob=lambda prompt, text: log_prob)
-    [record] = run(engine, gate=GateSettings(delta=delta))
+    [record] = run(engine, gate=default_settings(GateSettings, delta=delta))
     assert record.outcome is outcome
     assert record.perplexity == (math.inf if log_prob == -1000.0 else pytest.approx(math.exp(-log_prob)))
 
@@ -65,12 +66,12 @@ def mixed(prompt: str, seed: int) -> str:
 
 def test_shadow_continues_what_the_gate_dropped_and_changes_nothing_else():
     groups = [failed_group(WORLD, TASK, 4)]
-    settings = InterventionSettings(corrections=3)
+    settings = default_settings(InterventionSettings, corrections=3)
     results = {}
     seeds = {}
     for shadow in (False, True):
         engine = RoleEngine(rewrite=mixed, log_prob=some_perplexing)
-        gate = GateSettings(delta=5.0, shadow=shadow)
+        gate = default_settings(GateSettings, delta=5.0, shadow=shadow)
         results[shadow] = interventions(engine, WORLD, settings=settings, gate=gate)(groups, 2)
         seeds[shadow] = {request.seed for request in engine.requests}
     plain, shadowed = records(results[False]), records(results[True])
@@ -89,7 +90,9 @@ def test_shadow_continues_what_the_gate_dropped_and_changes_nothing_else():
 
 def test_shadow_runs_even_if_the_gate_never_opens():
     group = failed_group(WORLD, TASK)
-    [merged] = interventions(RoleEngine(), WORLD, gate=GateSettings(delta=0.0, shadow=True))([group], 2)
+    [merged] = interventions(RoleEngine(), WORLD, gate=default_settings(GateSettings, delta=0.0, shadow=True))(
+        [group], 2
+    )
     [record] = merged.interventions
     assert record.outcome is Outcome.TOO_PERPLEXING
     assert record.shadow
@@ -100,14 +103,14 @@ def test_shadow_runs_even_if_the_gate_never_opens():
 
 def test_shadow_does_not_continue_what_the_verifier_rejected():
     engine = RoleEngine(gold=fixed(REJECT), log_prob=lambda prompt, text: -3.0)
-    [record] = run(engine, gate=GateSettings(delta=5.0, shadow=True))
+    [record] = run(engine, gate=default_settings(GateSettings, delta=5.0, shadow=True))
     assert record.outcome is Outcome.MISSES_REQUIREMENT
     assert record.child is None
     assert not record.shadow
 
 
 def test_shadow_replay_mismatch_stays_too_perplexing():
-    [record] = run(RoleEngine(), GuessWorld(drift=True), gate=GateSettings(delta=1.0, shadow=True))
+    [record] = run(RoleEngine(), GuessWorld(drift=True), gate=default_settings(GateSettings, delta=1.0, shadow=True))
     assert record.outcome is Outcome.TOO_PERPLEXING
     assert record.child is None
     assert record.error is not None

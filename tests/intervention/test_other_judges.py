@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from rti_exp.config.check import check, check_files
-from rti_exp.config.settings import RolePrompt, RoleSettings, SettingsError, VerifierSettings
+from rti_exp.config.defaults import default_settings
+from rti_exp.config.role_settings import JudgeSettings, RolePrompt, VerifierSettings
+from rti_exp.config.settings import SettingsError
 from rti_exp.engines.base import GenerateRequest
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.experiment.policies import PolicyLoader
@@ -51,7 +53,11 @@ def test_another_tokenizers_validator_is_told_the_conversation_in_its_own_format
         lambda prompt, seed: '{"harmful": true}' if "stuck" in prompt else '{"harmful": false}', OTHER
     )
     validator = Validator(
-        engine=engine, renderer=OTHER, prompt=PROMPT, settings=RoleSettings(max_tokens=64), same_tokenizer=False
+        engine=engine,
+        renderer=OTHER,
+        prompt=PROMPT,
+        settings=default_settings(JudgeSettings, max_tokens=64),
+        same_tokenizer=False,
     )
     [verdict] = validator.judge([case()])
     assert isinstance(verdict, Verdict)
@@ -71,8 +77,7 @@ def test_another_tokenizers_verifier_is_told_the_correction():
         engine=engine,
         renderer=OTHER,
         prompts={"gold": PROMPT},
-        settings=VerifierSettings(checks=["gold"]),
-        role=RoleSettings(max_tokens=64),
+        settings=default_settings(VerifierSettings, checks=["gold"], max_tokens=64),
         same_tokenizer=False,
     )
     text = call("take", key="red")
@@ -90,8 +95,7 @@ def test_another_tokenizers_verifier_is_told_the_thinking_of_a_correction_too():
         engine=engine,
         renderer=OTHER,
         prompts={"leak": PROMPT},
-        settings=VerifierSettings(checks=["leak"]),
-        role=RoleSettings(max_tokens=64),
+        settings=default_settings(VerifierSettings, checks=["leak"], max_tokens=64),
         same_tokenizer=False,
     )
     message = Message(role="assistant", content="red", thinking="as the rubric says")
@@ -103,7 +107,7 @@ def test_another_tokenizers_verifier_is_told_the_thinking_of_a_correction_too():
 
 def test_one_model_is_loaded_once_for_both(tmp_path: Path, composed):
     folder = save_chat_policy(tmp_path, "smollm2")
-    overrides = [f"validator.policy={folder}", f"verifier.policy={folder}"]
+    overrides = [f"validator.policy={folder}", f"verifier.path={folder}"]
     config = check(composed(*overrides, "rollout.max_context=96"))
     check_files(config)
     loader = PolicyLoader(config.policy, config.engine, config.run.seed)
@@ -123,12 +127,12 @@ def test_the_policy_itself_is_the_default_and_the_same_run(composed):
     assert "policy" in config.plain["validator"]
     assert check(composed("validator.policy=null")).key == config.key
     assert check(composed("verifier.policy=true")).key == config.key
-    assert len({check(composed(text)).key for text in ("validator.policy=x", "verifier.policy=x", "seed=0")}) == 3
+    assert len({check(composed(text)).key for text in ("validator.policy=x", "verifier.path=x", "seed=0")}) == 3
 
 
-@pytest.mark.parametrize("key", ["validator.policy", "verifier.policy"])
-def test_a_model_that_is_not_there_is_told(composed, key):
+@pytest.mark.parametrize("key", ["validator.policy", "verifier.path"])
+def test_a_missing_model_is_refused(composed, key):
     with pytest.raises(SettingsError, match=rf"{key}='nowhere': there is no nowhere"):
         check_files(check(composed(f"{key}=nowhere")))
-    with pytest.raises(SettingsError, match=r"policy='': must be"):
-        check(composed("verifier.policy=''"))
+    with pytest.raises(SettingsError, match=r"verifier\.path='': must be a text that is not blank"):
+        check(composed("verifier.path=''"))

@@ -6,11 +6,9 @@ from collections import Counter
 
 import pytest
 
-from rti_exp.config.settings import (
-    EvidenceChoice,
-    InterventionSettings,
-    VerifierSettings,
-)
+from rti_exp.config.defaults import default_settings
+from rti_exp.config.role_settings import VerifierSettings
+from rti_exp.config.settings import EvidenceChoice, InterventionSettings
 from rti_exp.envs.base import InfrastructureError
 from rti_exp.intervention.corrector import CUT_OFF, EMPTY
 from rti_exp.intervention.pipeline import same_step
@@ -129,8 +127,8 @@ def test_an_unreadable_check_is_no_rejection_but_an_outcome_of_its_own():
 
 def test_leak_rule_joins_the_policy():
     engine = RoleEngine(rewrite=fixed("27"))
-    verifier = VerifierSettings(policy=True, rule=True)
-    settings = InterventionSettings(corrections=1, evidence=EvidenceChoice.reference)
+    verifier = default_settings(VerifierSettings, policy=True, rule=True)
+    settings = default_settings(InterventionSettings, corrections=1, evidence=EvidenceChoice.reference)
     [record] = run(engine, verifier=verifier, settings=settings)
     assert record.evidence.reference == "key red, code 27"
     assert record.outcome is Outcome.LEAKED
@@ -229,7 +227,7 @@ def test_still_failed_keeps_the_original():
 def test_a_draw_among_the_winners_is_not_always_the_first():
     accepted = Counter()
     for seed in range(12):
-        found = run(RoleEngine(), settings=InterventionSettings(corrections=3), seed=seed)
+        found = run(RoleEngine(), settings=default_settings(InterventionSettings, corrections=3), seed=seed)
         assert sorted(record.outcome for record in found) == ["accepted", "not_chosen", "not_chosen"]
         accepted[next(record.sample for record in found if record.outcome is Outcome.ACCEPTED)] += 1
     assert accepted == {0: 3, 1: 6, 2: 3}
@@ -237,7 +235,7 @@ def test_a_draw_among_the_winners_is_not_always_the_first():
 
 def test_not_chosen_is_recorded_with_its_child():
     group = failed_group(WORLD, TASK)
-    settings = InterventionSettings(corrections=3)
+    settings = default_settings(InterventionSettings, corrections=3)
     [merged] = interventions(RoleEngine(), WORLD, settings=settings, seed=9)([group], 2)
     outcomes = [Outcome.NOT_CHOSEN, Outcome.NOT_CHOSEN, Outcome.ACCEPTED]
     children = [record.child for record in merged.interventions]

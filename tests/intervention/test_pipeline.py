@@ -5,15 +5,15 @@ import math
 
 import pytest
 
+from rti_exp.config.defaults import default_settings
+from rti_exp.config.role_settings import JudgeSettings, VerifierSettings
 from rti_exp.config.settings import (
     EvidenceChoice,
     InterventionSettings,
     Merge,
     ReweightSettings,
-    RoleSettings,
     RolloutSettings,
     Scorer,
-    VerifierSettings,
 )
 from rti_exp.types import Author, Evidence, Message, Outcome
 from tests.support.expected_outcomes import (
@@ -45,7 +45,7 @@ from tests.support.interventions import (
 
 def test_corrections_of_one_trajectory_draw_apart():
     engine = RoleEngine()
-    run(engine, settings=InterventionSettings(corrections=3))
+    run(engine, settings=default_settings(InterventionSettings, corrections=3))
     seeds = [request.seed for request in engine.requests]
     assert len(seeds) == 3 + 3 + 9 + 6
     assert len(set(seeds)) == len(seeds)
@@ -56,7 +56,9 @@ def test_number_of_engine_calls_does_not_grow_with_groups():
     for count in (1, 4):
         engine = RoleEngine()
         groups = [failed_group(WORLD, task, size=4) for task in WORLD.tasks("train")[:count]]
-        found = records(interventions(engine, WORLD, settings=InterventionSettings(corrections=3))(groups, 0))
+        found = records(
+            interventions(engine, WORLD, settings=default_settings(InterventionSettings, corrections=3))(groups, 0)
+        )
         assert len(found) == count * 2 * 3
         calls[count] = engine.calls
     assert calls[1] == [
@@ -72,7 +74,7 @@ def test_number_of_engine_calls_does_not_grow_with_groups():
 
 def test_same_call_twice_gives_equal_groups():
     groups = [failed_group(WORLD, task, size=4) for task in WORLD.tasks("train")]
-    settings = InterventionSettings(corrections=3)
+    settings = default_settings(InterventionSettings, corrections=3)
 
     def sometimes(prompt: str, seed: int) -> str:
         return [TAKE_RED, TAKE_BLUE, call("take", key="green")][seed % 3]
@@ -113,9 +115,9 @@ def test_groups_with_a_success_or_only_broken_ones_are_untouched():
 def test_broken_members_are_never_selected():
     failed = failed_group(WORLD, TASK, 4).sampled
     group = group_of(TASK, [broken(TASK, 0), broken(TASK, 1), failed[2], failed[3]])
-    [merged] = interventions(RoleEngine(), WORLD, settings=InterventionSettings(max_per_group=4, corrections=1))(
-        [group], 0
-    )
+    [merged] = interventions(
+        RoleEngine(), WORLD, settings=default_settings(InterventionSettings, max_per_group=4, corrections=1)
+    )([group], 0)
     assert [record.parent for record in merged.interventions] == [2, 3]
     assert merged.trajectories[:2] == group.trajectories[:2]
     assert [one.reward for one in merged.trajectories[2:]] == [1.0, 1.0]
@@ -123,7 +125,7 @@ def test_broken_members_are_never_selected():
 
 def test_append_gives_new_member_numbers():
     group = failed_group(WORLD, TASK, 4)
-    settings = InterventionSettings(corrections=1, merge=Merge.append)
+    settings = default_settings(InterventionSettings, corrections=1, merge=Merge.append)
     [merged] = interventions(RoleEngine(), WORLD, settings=settings)([group], 2)
     assert merged.sampled == merged.trajectories[:4] == group.sampled
     assert [child.member for child in merged.trajectories[4:]] == [4, 5]
@@ -152,7 +154,7 @@ def test_no_corrector_spends_nothing():
 )
 def test_weights_by_hand(eps_cal, scorer, calibration, weight):
     engine = RoleEngine()
-    [record] = run(engine, reweight=ReweightSettings(eps_cal=eps_cal, scorer=scorer))
+    [record] = run(engine, reweight=default_settings(ReweightSettings, eps_cal=eps_cal, scorer=scorer))
     assert record.weights == pytest.approx((weight,) * TOKENS, abs=1e-15)
     assert record.calibration_log_probs == (() if calibration is None else (calibration,) * TOKENS)
     assert ("score", 1 if calibration is None else 2) in engine.calls
@@ -208,7 +210,7 @@ def test_hostile_evidence_and_reason_are_data(text):
             return Episode(task, self)
 
     engine = RoleEngine(judge=fixed(json.dumps({"harmful": True, "reason": text})))
-    settings = VerifierSettings(policy=True, rule=True)
+    settings = default_settings(VerifierSettings, policy=True, rule=True)
     [record] = run(engine, Hostile(), verifier=settings)
     assert record.outcome is Outcome.ACCEPTED
     assert record.verdict is not None
@@ -220,7 +222,7 @@ def test_hostile_evidence_and_reason_are_data(text):
 
 def test_evidence_none_is_not_asked_for():
     engine = RoleEngine()
-    settings = InterventionSettings(corrections=1, evidence=EvidenceChoice.none)
+    settings = default_settings(InterventionSettings, corrections=1, evidence=EvidenceChoice.none)
     [record] = run(engine, settings=settings)
     assert record.evidence == Evidence(level="none")
     assert record.outcome is Outcome.ACCEPTED
@@ -228,7 +230,7 @@ def test_evidence_none_is_not_asked_for():
 
 
 def test_without_evidence_nothing_is_replayed_for_it():
-    settings = InterventionSettings(corrections=1, evidence=EvidenceChoice.none)
+    settings = default_settings(InterventionSettings, corrections=1, evidence=EvidenceChoice.none)
     [record] = run(RoleEngine(), GuessWorld(break_fork=True), settings=settings)
     assert record.verdict == VERDICT
     assert (record.outcome, record.error) == (Outcome.REPLAY_MISMATCH, "the box is gone")
@@ -236,7 +238,7 @@ def test_without_evidence_nothing_is_replayed_for_it():
 
 def test_correction_beyond_the_context_is_truncated():
     opening = len(RENDERER.opening([Message(role="user", content="box a")], ()))
-    rollout = RolloutSettings(max_tokens=200, max_context=opening + TOKENS)
+    rollout = default_settings(RolloutSettings, max_tokens=200, max_context=opening + TOKENS)
     [record] = run(RoleEngine(), rollout=rollout)
     assert record.outcome is Outcome.STILL_FAILED
     assert record.child is not None
@@ -257,7 +259,7 @@ def test_corrected_last_step_ends_the_episode_without_the_policy():
 
 def test_corrections_are_drawn_at_the_roles_temperature():
     engine = RoleEngine()
-    run(engine, role=RoleSettings(temperature=0.7, max_tokens=99))
+    run(engine, role=default_settings(JudgeSettings, temperature=0.7, max_tokens=99))
     assert {request.sampling.temperature for request in engine.requests[:7]} == {0.7}
     assert {request.sampling.max_tokens for request in engine.requests[:7]} == {99}
     assert ROLE.temperature == 0.0

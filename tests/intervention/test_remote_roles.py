@@ -11,8 +11,10 @@ import pytest
 
 pytest.importorskip("openai", reason="the extra `remote` is not installed")
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.remote_settings import RemoteValidatorSettings, RemoteVerifierSettings
-from rti_exp.config.settings import ReweightSettings, RolePrompt, Scorer, SettingsError, VerifierSettings
+from rti_exp.config.role_settings import RolePrompt
+from rti_exp.config.settings import ReweightSettings, Scorer, SettingsError
 from rti_exp.engines.base import EngineUnusable
 from rti_exp.engines.remote import RemoteDown, RemoteSettings
 from rti_exp.intervention.pipeline import Interventions
@@ -52,7 +54,7 @@ def replaced(interventions: Interventions, **roles: Any) -> Interventions:
     return Interventions(
         collector=interventions.collector,
         roles=dataclasses.replace(interventions.roles, **roles),
-        reweight=ReweightSettings(eps_cal=0.5),
+        reweight=default_settings(ReweightSettings, eps_cal=0.5),
         settings=interventions.settings,
     )
 
@@ -181,7 +183,10 @@ def test_a_wrong_key_ends_the_job() -> None:
 def test_source_scores_are_refused() -> None:
     with FaultyServer() as server, pytest.raises(SettingsError, match=r"reweight\.scorer='source'"):
         interventions(
-            RoleEngine(), WORLD, corrector=corrector(server.settings()), reweight=ReweightSettings(scorer=Scorer.source)
+            RoleEngine(),
+            WORLD,
+            corrector=corrector(server.settings()),
+            reweight=default_settings(ReweightSettings, scorer=Scorer.source),
         )
 
 
@@ -191,6 +196,7 @@ def validated(server: FaultyServer) -> list[Intervention]:
     settings = RemoteValidatorSettings(
         remote=server.settings(concurrency=1),
         instruction=RolePrompt(role="user", text="harmful? {evidence}"),
+        temperature=0.0,
         max_tokens=50,
         retries=1,
         steps_per_call=1,
@@ -243,12 +249,17 @@ def verified(server: FaultyServer) -> list[Intervention]:
     instructions = {
         name: RolePrompt(role="user", text=f"{name}! {{evidence}} {{reason}}") for name in ("gold", "leak", "plausible")
     }
-    role = RemoteVerifierSettings(
-        remote=server.settings(concurrency=1), instructions=instructions, max_tokens=50, retries=0
+    settings = RemoteVerifierSettings(
+        remote=server.settings(concurrency=1),
+        instructions=instructions,
+        temperature=0.0,
+        max_tokens=50,
+        retries=0,
+        policy=True,
+        rule=True,
+        checks=["gold", "leak", "plausible"],
     )
-    verifier = RemoteVerifier(
-        engine=engine, renderer=CharRenderer(), prompts=CHECKS, settings=VerifierSettings(rule=True), role=role
-    )
+    verifier = RemoteVerifier(engine=engine, renderer=CharRenderer(), prompts=CHECKS, settings=settings)
     play.interventions = replaced(play.interventions, verifier=verifier)
     return records(play([failed_group(WORLD, TASK, 2)], 0))
 

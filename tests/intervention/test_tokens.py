@@ -4,17 +4,12 @@ import math
 
 import pytest
 
-from rti_exp.config.settings import (
-    GateSettings,
-    InterventionSettings,
-    ReweightSettings,
-    RoleSettings,
-    RolloutSettings,
-    VerifierSettings,
-)
+from rti_exp.config.defaults import default_settings
+from rti_exp.config.role_settings import JudgeSettings, VerifierSettings
+from rti_exp.config.settings import GateSettings, InterventionSettings, ReweightSettings, RolloutSettings
 from rti_exp.engines.base import Engine, ScoreRequest
-from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.scripted import ScriptedEngine
+from rti_exp.experiment.parts import default_engine
 from rti_exp.intervention.corrector import SelfCorrector
 from rti_exp.intervention.gate import PerplexityGate
 from rti_exp.intervention.pipeline import Interventions, Roles
@@ -51,7 +46,7 @@ def answer(prompt: str, seed: int) -> str:
 def played(
     policy: Engine, roles: Engine, world: GuessWorld, rollout: RolloutSettings
 ) -> tuple[Collector, Interventions]:
-    role = RoleSettings(max_tokens=64)
+    role = default_settings(JudgeSettings, max_tokens=64)
     collector = Collector(environment=world, engine=policy, renderer=RENDERER, settings=rollout, seed=0)
     play = Interventions(
         collector=collector,
@@ -59,12 +54,15 @@ def played(
             validator=Validator(engine=roles, renderer=RENDERER, prompt=JUDGE, settings=role),
             corrector=SelfCorrector(engine=roles, renderer=RENDERER, prompt=REWRITE, settings=role),
             verifier=Verifier(
-                engine=roles, renderer=RENDERER, prompts=CHECKS, settings=VerifierSettings(rule=True), role=role
+                engine=roles,
+                renderer=RENDERER,
+                prompts=CHECKS,
+                settings=default_settings(VerifierSettings, rule=True, max_tokens=64),
             ),
-            gate=PerplexityGate(GateSettings(delta=math.inf)),
+            gate=PerplexityGate(default_settings(GateSettings, delta=math.inf)),
         ),
-        reweight=ReweightSettings(),
-        settings=InterventionSettings(),
+        reweight=default_settings(ReweightSettings),
+        settings=default_settings(InterventionSettings),
     )
     return collector, play
 
@@ -72,7 +70,7 @@ def played(
 def test_failed_rollouts_become_corrected_ones_on_exact_ids():
     world = GuessWorld()
     engine = ScriptedEngine(answer, RENDERER, log_probs=-0.5)
-    collector, play = played(engine, engine, world, RolloutSettings(max_tokens=64))
+    collector, play = played(engine, engine, world, default_settings(RolloutSettings, max_tokens=64))
     groups = collector.collect(world.tasks("train")[:1], 4, 0)
     assert groups[0].all_failed(1.0)
     [merged] = play(groups, 0).groups
@@ -104,10 +102,12 @@ def always_take_red(prompt: str, seed: int) -> str:
 
 def test_a_real_model_scores_and_continues_where_it_was_cut_off():
     world = GuessWorld(max_turns=3)
-    policy = LocalEngine(model=tiny_model(vocab_size=len(tiny_tokenizer())))
+    policy = default_engine(model=tiny_model(vocab_size=len(tiny_tokenizer())))
     roles = ScriptedEngine(always_take_red, RENDERER)
     longest = len(RENDERER.action_ids(call("take", key="red")))
-    collector, play = played(policy, roles, world, RolloutSettings(max_tokens=longest, temperature=0.8))
+    collector, play = played(
+        policy, roles, world, default_settings(RolloutSettings, max_tokens=longest, temperature=0.8)
+    )
     groups = collector.collect(world.tasks("train")[:2], 4, 1)
     merged = play(groups, 1).groups
     assert [len(group.interventions) for group in merged] == [6, 6]

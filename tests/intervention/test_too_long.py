@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import RolloutSettings
 from rti_exp.intervention.merge import settle
 from rti_exp.types import Check, Outcome, Status, Verdict
@@ -94,7 +95,7 @@ def test_an_attempt_that_was_rejected_before_keeps_its_outcome():
 
 @pytest.mark.parametrize(("max_tokens", "accepted"), [(TOKENS - 1, False), (TOKENS, True)])
 def test_a_correction_is_no_longer_than_a_turn_may_be(max_tokens, accepted):
-    rollout = RolloutSettings(max_tokens=max_tokens, max_context=1_000_000)
+    rollout = default_settings(RolloutSettings, max_tokens=max_tokens, max_context=1_000_000)
     [record] = run(RoleEngine(), rollout=rollout)
     if accepted:
         assert record.outcome is Outcome.ACCEPTED
@@ -113,7 +114,7 @@ def test_a_correction_past_the_context_is_truncated_whatever_it_did(room, outcom
     engine = RoleEngine(
         judge=lambda prompt, seed: HARMFUL if "<assistant>stuck<end>" in prompt else FINE, rewrite=fixed(code)
     )
-    rollout = RolloutSettings(max_tokens=200, max_context=needed + room)
+    rollout = default_settings(RolloutSettings, max_tokens=200, max_context=needed + room)
     [merged] = interventions(engine, WORLD, rollout=rollout)([group], 2)
     [record] = merged.interventions
     assert record.outcome is outcome

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from rti_exp.config.settings import RoleSettings
+from rti_exp.config.defaults import default_settings
+from rti_exp.config.role_settings import JudgeSettings
 from rti_exp.intervention.case import Case
 from rti_exp.intervention.validator import Validator
 from rti_exp.types import Evidence, Verdict
@@ -27,7 +28,7 @@ def a_case(texts=None, member: int = 0) -> Case:
 
 
 def judged(engine: RoleEngine, cases, **settings) -> list[Verdict]:
-    role = RoleSettings(max_tokens=200, **settings)
+    role = default_settings(JudgeSettings, max_tokens=200, **settings)
     results = Validator(engine=engine, renderer=RENDERER, prompt=JUDGE, settings=role).judge(cases)
     return [result for result in results if isinstance(result, Verdict)]
 

@@ -4,7 +4,9 @@ import dataclasses
 
 import pytest
 
-from rti_exp.config.settings import RolePrompt, RoleSettings, SettingsError, VerifierSettings
+from rti_exp.config.defaults import default_settings
+from rti_exp.config.role_settings import RolePrompt, VerifierSettings
+from rti_exp.config.settings import SettingsError
 from rti_exp.intervention.case import Corrected
 from rti_exp.intervention.verifier import Verifier, rejection
 from rti_exp.types import Check, Correction, Evidence, Outcome
@@ -15,7 +17,6 @@ from tests.support.interventions import CHECKS, PASS, REJECT, CharRenderer, Role
 WORLD = GuessWorld()
 TASK = WORLD.tasks("train")[0]
 RENDERER = CharRenderer()
-ROLE = RoleSettings(max_tokens=200)
 
 
 def an_attempt(text: str, *, step: int = 1, sample: int = 0) -> Corrected:
@@ -35,7 +36,12 @@ def an_attempt(text: str, *, step: int = 1, sample: int = 0) -> Corrected:
 
 
 def verifier(engine: RoleEngine, **settings) -> Verifier:
-    return Verifier(engine=engine, renderer=RENDERER, prompts=CHECKS, settings=VerifierSettings(**settings), role=ROLE)
+    return Verifier(
+        engine=engine,
+        renderer=RENDERER,
+        prompts=CHECKS,
+        settings=default_settings(VerifierSettings, max_tokens=200, **settings),
+    )
 
 
 def asked(name, passed: bool | None = True, answer: str = PASS) -> Check:
@@ -137,9 +143,8 @@ def test_a_check_without_prompt_is_refused():
         Verifier(
             engine=RoleEngine(),
             renderer=RENDERER,
-            prompts={"gold": RolePrompt(text="gold?")},
-            settings=VerifierSettings(checks=["leak", "gold"]),
-            role=ROLE,
+            prompts={"gold": RolePrompt(role="system", text="gold?")},
+            settings=default_settings(VerifierSettings, checks=["leak", "gold"]),
         )
 
 

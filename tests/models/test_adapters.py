@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from rti_exp.config import policy_settings as model_settings
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.policy_settings import LoraSettings, check_lora
 from rti_exp.config.settings import SettingsError
 from rti_exp.models.adapters import add_lora, has_lora, merge_lora
@@ -13,7 +14,7 @@ IDS = torch.tensor([[1, 7, 3, 250, 9]])
 
 def with_adapters(make=tiny_model, *, used: bool = True):
     model = make()
-    add_lora(model, LoraSettings(rank=4, alpha=8.0), seed=3)
+    add_lora(model, default_settings(LoraSettings, rank=4, alpha=8.0), seed=3)
     if used:
         generator = torch.Generator().manual_seed(0)
         for name, parameter in model.named_parameters():
@@ -81,13 +82,13 @@ def test_equal_seeds_give_equal_adapters():
 
 def test_what_cannot_be_is_told(monkeypatch):
     with pytest.raises(SettingsError, match=r"lora\.rank=-1"):
-        LoraSettings(rank=-1)
+        default_settings(LoraSettings, rank=-1)
     if model_settings.importlib.util.find_spec("peft"):
         with pytest.raises(SettingsError, match=r"policy\.lora\.targets='nothing'"):
-            add_lora(tiny_model(), LoraSettings(rank=2, targets="nothing"), seed=0)
+            add_lora(tiny_model(), default_settings(LoraSettings, rank=2, targets="nothing"), seed=0)
     monkeypatch.setattr(model_settings.importlib.util, "find_spec", lambda name: None)
-    check_lora(LoraSettings())
+    check_lora(default_settings(LoraSettings))
     with pytest.raises(
         SettingsError, match=r"policy\.lora\.rank=4: needs the package peft: pip install 'rti-exp\[lora\]'"
     ):
-        check_lora(LoraSettings(rank=4))
+        check_lora(default_settings(LoraSettings, rank=4))

@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 import torch
 
-from rti_exp.config.group_settings import PromptSettings
-from rti_exp.config.settings import RolePrompt, SettingsError
+from rti_exp.config.role_settings import PromptSettings, RolePrompt
+from rti_exp.config.settings import SettingsError
 from rti_exp.envs.town.family import call
 from rti_exp.pretraining.corpus import (
     Alternative,
@@ -31,18 +31,18 @@ from rti_exp.pretraining.demonstrations import (
     random_task,
     wordy,
 )
-from rti_exp.pretraining.recipe import Prior
+from rti_exp.pretraining.recipe import Prior, default_prior
 from rti_exp.pretraining.supervised_training import cross_entropy
 from rti_exp.pretraining.tokenizer import SPECIAL_TOKENS, TextCollector, train_tokenizer
 from rti_exp.rollout.token_renderer import TokenRenderer
 
-PRIOR = Prior()
-EXACT = Prior(guess=0.0, clumsy=0.0, give_up=0.0, misreport=0.0, wordy_step=0.0, formal=0.0)
+PRIOR = default_prior()
+EXACT = default_prior(guess=0.0, clumsy=0.0, give_up=0.0, misreport=0.0, wordy_step=0.0, formal=0.0)
 """No random slips."""
 PROMPTS = PromptSettings(
-    validator=RolePrompt(text="judge: {evidence}"),
-    corrector=RolePrompt(text="rewrite: {evidence} | {reason}"),
-    verifier={name: RolePrompt(text=name + "? {evidence}") for name in ("gold", "leak", "plausible")},
+    validator=RolePrompt(role="system", text="judge: {evidence}"),
+    corrector=RolePrompt(role="system", text="rewrite: {evidence} | {reason}"),
+    verifier={name: RolePrompt(role="system", text=name + "? {evidence}") for name in ("gold", "leak", "plausible")},
 )
 
 
@@ -98,7 +98,7 @@ def test_only_the_deciding_token_is_excluded_from_the_loss(renderer: TokenRender
 def test_the_right_step_is_trained_at_the_rate_of_the_prior(renderer: TokenRenderer, family: str, rate: float) -> None:
     """The right token's share of the trained decisions over 1500 rollouts (3 standard errors)."""
     rng = random.Random(0)
-    prior = Prior(right={**PRIOR.right, family: rate}, give_up=0.0, misreport=0.0, wordy_step=0.0, formal=0.0)
+    prior = default_prior(right={**PRIOR.right, family: rate}, give_up=0.0, misreport=0.0, wordy_step=0.0, formal=0.0)
     right = decided = 0.0
     for _ in range(1500):
         demonstration = demonstrate(random_task(rng, family=family), rng, prior)
@@ -231,4 +231,4 @@ def test_the_mix_of_documents_and_determinism(renderer: TokenRenderer) -> None:
 )
 def test_an_invalid_prior_is_refused(changes: dict, key: str) -> None:
     with pytest.raises(SettingsError, match=key):
-        Prior(**changes)
+        default_prior(**changes)

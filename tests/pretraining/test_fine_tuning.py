@@ -12,7 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rti_exp import warmstart
+from rti_exp.config.chat_settings import ChatSettings
 from rti_exp.config.check import check
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.paths import policy_folder
 from rti_exp.config.settings import SettingsError
 from rti_exp.models.load import load, load_tokenizer
@@ -21,7 +23,7 @@ from rti_exp.pretraining.corpus import draw_document, rollout_document
 from rti_exp.pretraining.demonstrations import demonstrate, random_task
 from rti_exp.pretraining.fine_tuning import settings_of
 from rti_exp.pretraining.progress import TrainingProgress
-from rti_exp.pretraining.recipe import FineTuningSettings, Prior, TrainingSettings
+from rti_exp.pretraining.recipe import default_prior
 from rti_exp.pretraining.supervised_training import cross_entropy
 from rti_exp.rollout.renderer import renderer_for
 from tests.support.chat_fakes import chat_tokenizer, save_chat_policy
@@ -49,15 +51,10 @@ def arguments(base: Path, request: pytest.FixtureRequest) -> list[str]:
     return ["policy=hf", f"policy.path={base}", f"policy.lora.rank={request.param}", *SMALL]
 
 
-def test_yaml_and_dataclass_defaults_agree_and_fit_the_policy_group(composed) -> None:
+def test_the_settings_fit_the_policy_group(composed) -> None:
     policy, settings = settings_of(["policy=smollm2"])
     assert policy.path == "package:smollm2"
-    assert settings == FineTuningSettings(
-        chat=settings.chat,
-        prompts=settings.prompts,
-        prior=Prior(formal=0.0),
-        training=TrainingSettings(documents=4000, steps=400, documents_per_step=8, learning_rate=3e-4, warmup=20),
-    )
+    assert settings.prior == default_prior(formal=0.0)
     tuned = check(composed("policy=smollm2_town"))
     assert tuned.policy.path == settings.out
     assert tuned.policy.chat == settings.chat
@@ -117,9 +114,9 @@ def test_an_interrupted_run_resumes_to_the_same_policy(
 
 def test_documents_are_rendered_as_rollouts_are() -> None:
     """Calls are in the model's format, tools in the system message, and only assistant turns are trained."""
-    renderer = renderer_for(chat_tokenizer("qwen3"), FineTuningSettings().chat, setting="x")
+    renderer = renderer_for(chat_tokenizer("qwen3"), default_settings(ChatSettings), setting="x")
     demonstration = demonstrate(
-        random_task(random.Random(0), family="nav_hard"), random.Random(0), Prior(), forced="right"
+        random_task(random.Random(0), family="nav_hard"), random.Random(0), default_prior(), forced="right"
     )
     document = rollout_document(renderer, demonstration)
     text = renderer.text(document.token_ids)
@@ -131,7 +128,9 @@ def test_documents_are_rendered_as_rollouts_are() -> None:
     assert turns[0].endswith("\n</tool_call>")
     assert "<|im_start|>" not in trained
     for seed in range(30):
-        drawn = draw_document(renderer, settings_of(["policy=smollm2"])[1].prompts, Prior(), random.Random(seed))
+        drawn = draw_document(
+            renderer, settings_of(["policy=smollm2"])[1].prompts, default_prior(), random.Random(seed)
+        )
         assert any(drawn.trained)
 
 

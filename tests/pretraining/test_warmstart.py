@@ -132,7 +132,7 @@ def test_the_seed_fixes_every_bit(tmp_path: Path) -> None:
     [
         ("prior.guess=2", "prior.guess=2"),
         ("prior.corrector=0.9", "sum to 1"),
-        ("models=[big]", "models=['big']"),
+        ("models=[big]", "models='big': must be a list (one of tiny, teacher each)"),
         ("priors.guess=0.1", "priors"),
         ("training.steps=0", "training.steps=0"),
         ("out=/proc/nowhere", "out='/proc/nowhere': cannot create"),

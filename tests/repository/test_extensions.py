@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import AlgorithmSettings
 from tests.support.jobs import rows
 from tests.support.losses import INPUTS
@@ -58,7 +59,7 @@ def test_the_loss_of_the_example_algorithm_by_hand() -> None:
     from examples.extensions.algorithm import CISPO
 
     log_probs = torch.tensor([[0.0, -0.5, -1.0]], requires_grad=True)
-    loss, stats = CISPO(AlgorithmSettings(clip_high=0.28)).loss(log_probs, INPUTS)
+    loss, stats = CISPO(default_settings(AlgorithmSettings, clip_high=0.28)).loss(log_probs, INPUTS)
     loss.backward()
     assert loss.item() == pytest.approx((1.92 + 2) / 4)
     assert log_probs.grad is not None

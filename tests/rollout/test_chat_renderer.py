@@ -3,14 +3,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rti_exp.config.chat_settings import ChatSettings, ToolFormat, ToolSchemas
+from rti_exp.config.defaults import default_settings
 from rti_exp.rollout.chat_renderer import ChatRenderer
 from rti_exp.rollout.chat_template import UnsupportedTemplate
 from rti_exp.rollout.text_encoder import TextEncoder
 from rti_exp.types import Message, ToolCall
 from tests.support.chat_fakes import CONTROL, DATA, HOSTILE, OPENING, QWEN3_TAGS, TOOLS, chat_tokenizer
 
-QWEN3 = ChatRenderer(chat_tokenizer("qwen3"), ChatSettings(thinking=False))
-THINKING = ChatRenderer(chat_tokenizer("qwen3"), ChatSettings(thinking=True))
+QWEN3 = ChatRenderer(chat_tokenizer("qwen3"), default_settings(ChatSettings, thinking=False))
+THINKING = ChatRenderer(chat_tokenizer("qwen3"), default_settings(ChatSettings, thinking=True))
 SMOLLM2 = ChatRenderer(chat_tokenizer("smollm2"))
 HERMES = ChatRenderer(chat_tokenizer("smollm2"), ChatSettings(tool_format=ToolFormat.hermes))
 """Without tokens for the tags."""
@@ -45,9 +46,11 @@ def test_tools_that_a_template_omits_go_into_the_system_message():
         '\nTo call a tool, write one JSON object {"name": ..., "arguments": {...}} and nothing else.<|im_end|>\n'
         "<|im_start|>user\nbox a<|im_end|>\n<|im_start|>assistant\n"
     )
-    short = ChatRenderer(chat_tokenizer("smollm2"), ChatSettings(tool_schemas=ToolSchemas.short))
+    short = ChatRenderer(chat_tokenizer("smollm2"), default_settings(ChatSettings, tool_schemas=ToolSchemas.short))
     assert "Tools:\ntake(key): Take a key.\nopen(): Open the box.\nTo call" in short.text(short.opening(OPENING, TOOLS))
-    none = ChatRenderer(chat_tokenizer("smollm2"), ChatSettings(tool_schemas=ToolSchemas.none, system=False))
+    none = ChatRenderer(
+        chat_tokenizer("smollm2"), default_settings(ChatSettings, tool_schemas=ToolSchemas.none, system=False)
+    )
     assert none.opening(OPENING, TOOLS) == native("smollm2", OPENING[1:])
 
 
@@ -224,15 +227,15 @@ def test_a_template_that_opens_the_thought_itself():
 
 def test_stop_ids():
     assert QWEN3.stop_ids == (2,)
-    both = ChatRenderer(chat_tokenizer("qwen3"), ChatSettings(stop_tokens=["<|endoftext|>"]))
+    both = ChatRenderer(chat_tokenizer("qwen3"), default_settings(ChatSettings, stop_tokens=["<|endoftext|>"]))
     assert both.stop_ids == (2, 0)
     assert both.message((*both.action_ids("27")[:-1], 0)).content == "27"
     with pytest.raises(UnsupportedTemplate, match="is not a control token"):
-        ChatRenderer(chat_tokenizer("qwen3"), ChatSettings(stop_tokens=["<|eot|>"]))
+        ChatRenderer(chat_tokenizer("qwen3"), default_settings(ChatSettings, stop_tokens=["<|eot|>"]))
 
 
 def test_json_calls_work_with_any_model():
-    renderer = ChatRenderer(chat_tokenizer("qwen3"), ChatSettings(tool_format=ToolFormat.json))
+    renderer = ChatRenderer(chat_tokenizer("qwen3"), default_settings(ChatSettings, tool_format=ToolFormat.json))
     assert "<tool_call>" not in renderer.text(renderer.opening(OPENING, TOOLS))
     assert renderer.message(renderer.action_ids('{"name": "open", "arguments": {}}')).tool_calls[0].name == "open"
     assert renderer.message(renderer.action_ids('{"name": 1}')).malformed

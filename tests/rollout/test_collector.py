@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import RolloutSettings
 from rti_exp.engines.base import EngineUnavailable, GenerateRequest
 from rti_exp.engines.local import LocalEngine
@@ -17,7 +18,7 @@ from rti_exp.types import Completion, Fork, Message, Status
 from tests.support.fakes import GuessEpisode, GuessWorld, right_texts, tiny_model, tiny_tokenizer, wrong_texts
 
 RENDERER = TokenRenderer(tiny_tokenizer())
-SETTINGS = RolloutSettings(max_tokens=32, max_context=256)
+SETTINGS = default_settings(RolloutSettings, max_tokens=32, max_context=256)
 
 
 def odd_succeeds(prompt: str, seed: int) -> str:
@@ -176,7 +177,7 @@ class RecordingEngine(LocalEngine):
     """Keeps its requests and completions."""
 
     def __init__(self) -> None:
-        super().__init__(tiny_model(sharpen=5.0))
+        super().__init__(tiny_model(sharpen=5.0), max_batch=256, cache_rows=256, prefill_tokens=4096)
         self.calls: list[tuple[GenerateRequest, Completion]] = []
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:

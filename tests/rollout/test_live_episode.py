@@ -4,6 +4,7 @@ import sys
 import pytest
 import torch
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import RolloutSettings
 from rti_exp.envs.base import InfrastructureError, StepResult
 from rti_exp.rollout.environment_calls import environment_call
@@ -13,7 +14,7 @@ from rti_exp.types import Author, Fork, Message, Status, Trajectory
 from tests.support.fakes import GuessWorld, call, right_texts, tiny_tokenizer, wrong_texts
 
 RENDERER = TokenRenderer(tiny_tokenizer())
-SETTINGS = RolloutSettings(max_tokens=32, max_context=256)
+SETTINGS = default_settings(RolloutSettings, max_tokens=32, max_context=256)
 
 
 def start(world: GuessWorld | None = None, *, settings: RolloutSettings = SETTINGS) -> LiveEpisode:
@@ -101,19 +102,19 @@ def test_exceeding_the_context_truncates():
     first = len(live.prompt_ids)
     take(live, call("open"))
     second = len(live.prompt_ids)
-    exact = start(settings=RolloutSettings(max_tokens=32, max_context=second))
+    exact = start(settings=default_settings(RolloutSettings, max_tokens=32, max_context=second))
     assert exact.request(0, temperature=1.0).sampling.max_tokens == min(32, second - first)
     take(exact, call("open"))
     assert exact.finished
     assert exact.finish().status is Status.TRUNCATED
-    roomier = start(settings=RolloutSettings(max_tokens=32, max_context=second + 1))
+    roomier = start(settings=default_settings(RolloutSettings, max_tokens=32, max_context=second + 1))
     take(roomier, call("open"))
     assert not roomier.finished
     assert roomier.request(0, temperature=1.0).sampling.max_tokens == 1
 
 
 def test_an_opening_beyond_the_context_is_an_error():
-    live = start(settings=RolloutSettings(max_context=2))
+    live = start(settings=default_settings(RolloutSettings, max_context=2))
     trajectory = live.finish()
     assert (trajectory.status, trajectory.turns, trajectory.reward) == (Status.TRUNCATED, (), 0.0)
     assert trajectory.error == (
@@ -131,7 +132,7 @@ def test_a_turn_that_was_cut_off_is_executed_and_closed_in_the_next_context():
 
 
 def test_request_carries_the_settings():
-    live = start(settings=RolloutSettings(temperature=0.5, top_p=0.9, max_tokens=7))
+    live = start(settings=default_settings(RolloutSettings, temperature=0.5, top_p=0.9, max_tokens=7))
     request = live.request(99, temperature=0.25)
     assert request.prompt_ids == live.prompt_ids
     assert request.seed == 99

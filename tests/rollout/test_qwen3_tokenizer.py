@@ -4,8 +4,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from rti_exp.config.chat_settings import ChatSettings
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import Scope
-from rti_exp.engines.local import LocalEngine
+from rti_exp.experiment.parts import default_engine
 from rti_exp.models.head import can_be_chunked
 from rti_exp.rollout.chat_renderer import ChatRenderer
 from rti_exp.rollout.collector import Collector
@@ -25,7 +26,7 @@ def tokenizer(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def renderer(tokenizer):
-    return ChatRenderer(tokenizer, ChatSettings(thinking=False))
+    return ChatRenderer(tokenizer, default_settings(ChatSettings, thinking=False))
 
 
 def test_the_committed_template_is_the_real_one(tokenizer):
@@ -58,7 +59,7 @@ def test_hostile_text_gives_no_control_token(renderer):
 
 def test_from_rollout_to_loss_with_the_whole_vocabulary(tokenizer, renderer):
     """151,669 entries, so that the loss computes its log-probs in chunks."""
-    engine = LocalEngine(model=tiny_model(vocab_size=len(tokenizer)))
+    engine = default_engine(model=tiny_model(vocab_size=len(tokenizer)))
     assert can_be_chunked(engine.model.get_output_embeddings())
     collector = Collector(environment=EchoWorld(), engine=engine, renderer=renderer, settings=SETTINGS, seed=0)
     groups = collector.collect(TASKS, 2, 1)

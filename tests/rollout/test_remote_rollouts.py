@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.remote_settings import RemotePolicySettings, ToolCalls
 from rti_exp.engines.remote.messages import read_reply
 from rti_exp.envs.base import StepResult
@@ -41,7 +42,7 @@ def scoring(reward: float, *observations: Any) -> GuessWorld:
 def rolled_out(world: GuessWorld) -> Any:
     rollouts = RemoteRollouts(
         model=Model(),  # pyright: ignore[reportArgumentType]
-        settings=RemotePolicySettings(),
+        settings=default_settings(RemotePolicySettings),
         temperature=0.0,
         top_p=1.0,
         seed=0,

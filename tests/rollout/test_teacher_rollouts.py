@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import RolloutSettings
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.rollout.collector import Collector
@@ -14,7 +15,7 @@ from rti_exp.types import Author, Group, Status
 from tests.support.fakes import GuessWorld, right_texts, tiny_tokenizer, wrong_texts
 
 RENDERER = TokenRenderer(tiny_tokenizer())
-SETTINGS = RolloutSettings(max_tokens=32, max_context=256)
+SETTINGS = default_settings(RolloutSettings, max_tokens=32, max_context=256)
 
 
 def plays(texts: Any) -> Any:

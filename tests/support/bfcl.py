@@ -6,20 +6,21 @@ from collections.abc import Sequence
 
 import pytest
 
+from rti_exp.experiment.parts import default_environment
+
 pytest.importorskip("bfcl_eval", reason="needs the extra bfcl")
 pytest.importorskip("mpmath", reason="needs the extra bfcl")
 
 from typing import Any
 
 from rti_exp.envs.base import StepResult
-from rti_exp.envs.bfcl import Bfcl
 from rti_exp.envs.bfcl.calls import Call, parse_call
 from rti_exp.envs.bfcl.episode import BfclEpisode
 from rti_exp.types import Message, Task, ToolCall
 
 
 def task_of(category: str, number: int) -> Task:
-    environment = Bfcl(category=category)
+    environment = default_environment("bfcl_base", category=category)
     found = [task for split in ("train", "heldout") for task in environment.tasks(split)]
     return next(task for task in found if task.id == f"multi_turn_{category}_{number}")
 

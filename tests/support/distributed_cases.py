@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import AlgorithmSettings, EvaluationSettings, RunSettings
 from rti_exp.runs import Run, read_lines
 from rti_exp.training.callbacks import training_callbacks
@@ -28,7 +29,7 @@ from rti_exp.training.policy_update import DivergedError
 from tests.support.fakes import GuessWorld, tiny_model
 from tests.support.training_fakes import ALGORITHM, RENDERER, KeepingModule, acted, fit, groups_of, sampled
 
-RUN = RunSettings(seed=5, max_iterations=2, tasks_per_iteration=4, group_size=4)
+RUN = default_settings(RunSettings, seed=5, max_iterations=2, tasks_per_iteration=4, group_size=4)
 BOXES = GuessWorld().tasks("train")
 
 
@@ -49,8 +50,13 @@ def gradients(
     tasks = [task for task in BOXES if task.payload["box"] in boxes]
     module = acted(
         run=dataclasses.replace(RUN, tasks_per_iteration=per_iteration or len(tasks)),
-        settings=AlgorithmSettings(
-            updates=updates, gradient_clip=math.inf, micro_batch_tokens=90, beta=beta, dynamic_sampling=refills
+        settings=default_settings(
+            AlgorithmSettings,
+            updates=updates,
+            gradient_clip=math.inf,
+            micro_batch_tokens=90,
+            beta=beta,
+            dynamic_sampling=refills,
         ),
         corrector=corrector,
         model=tiny_model(sharpen=2.0).double(),
@@ -75,7 +81,7 @@ def whole_run(options: dict[str, Any]) -> Any:
         callbacks = training_callbacks(
             run=run,
             heldout=module.rollouts.collector.environment.tasks("heldout"),  # pyright: ignore[reportAttributeAccessIssue]
-            evaluation=EvaluationSettings(every=1, tasks=5, samples=2),
+            evaluation=default_settings(EvaluationSettings, every=1, tasks=5, samples=2),
             decode=RENDERER.text,
             recorder_every=1,
             checkpoint=IterationCheckpoint(run=run, run_key="key", checkpoints=Path(folder) / "checkpoints"),

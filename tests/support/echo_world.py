@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import RolloutSettings
 from rti_exp.engines.base import ScoreRequest
 from rti_exp.engines.local import LocalEngine
@@ -60,7 +61,7 @@ class EchoWorld:
         return EchoEpisode(task)
 
 
-SETTINGS = RolloutSettings(max_tokens=9, max_context=2000, temperature=0.7)
+SETTINGS = default_settings(RolloutSettings, max_tokens=9, max_context=2000, temperature=0.7)
 
 
 def corrected(engine: LocalEngine, collector: Collector, parent: Trajectory, task: Task) -> Trajectory:

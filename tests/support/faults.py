@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rti_exp.envs.base import Episode, StepResult
-from rti_exp.envs.town import Town
+from rti_exp.experiment.parts import default_environment
 from rti_exp.types import Evidence, EvidenceLevel, Message, Task
 
 LONG = 3600.0
@@ -94,7 +94,9 @@ class FaultyTown:
         max_turns: int = 6,
     ) -> None:
         self.fault, self.at, self.of, self.note, self.deaths = fault, at, of, note, deaths
-        self.town = Town(train_tasks=train_tasks, heldout_tasks=heldout_tasks, families=families, max_turns=max_turns)
+        self.town = default_environment(
+            "town", train_tasks=train_tasks, heldout_tasks=heldout_tasks, families=families, max_turns=max_turns
+        )
         self.max_turns = max_turns
         self.check("make", None)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.remote_settings import RemoteSettings
 
 MODEL = "teacher"
@@ -131,8 +132,9 @@ class FaultyServer:
             "first_wait_seconds": 0.01,
             "max_wait_seconds": 0.5,
             "attempts": 3,
+            "cache": None,
         }
-        return RemoteSettings(base_url=self.base_url, model=MODEL, **{**short, **changes})
+        return default_settings(RemoteSettings, base_url=self.base_url, model=MODEL, **{**short, **changes})
 
 
 class Handler(BaseHTTPRequestHandler):

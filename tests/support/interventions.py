@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rti_exp.config.settings import (
-    GateSettings,
-    InterventionSettings,
-    ReweightSettings,
-    RolePrompt,
-    RoleSettings,
-    RolloutSettings,
-    VerifierSettings,
-)
+from rti_exp.config.defaults import default_settings
+from rti_exp.config.role_settings import JudgeSettings, RolePrompt, VerifierSettings
+from rti_exp.config.settings import GateSettings, InterventionSettings, ReweightSettings, RolloutSettings
 from rti_exp.engines.base import EngineUnavailable, GenerateRequest, RequestsFailed, ScoreRequest
 from rti_exp.intervention.corrector import Corrector, SelfCorrector
 from rti_exp.intervention.gate import PerplexityGate
@@ -45,15 +39,15 @@ from tests.support.fakes import GuessWorld, call, right_texts, wrong_texts
 ROLES = ("system", "user", "assistant", "tool")
 MAX_CHARACTER = 0x110000
 
-JUDGE = RolePrompt(text="judge: {evidence}")
-REWRITE = RolePrompt(text="rewrite: {evidence} | {reason}")
+JUDGE = RolePrompt(role="system", text="judge: {evidence}")
+REWRITE = RolePrompt(role="system", text="rewrite: {evidence} | {reason}")
 CHECKS = {
-    "gold": RolePrompt(text="gold? {evidence}"),
-    "leak": RolePrompt(text="leak? {evidence}"),
-    "plausible": RolePrompt(text="plausible?"),
+    "gold": RolePrompt(role="system", text="gold? {evidence}"),
+    "leak": RolePrompt(role="system", text="leak? {evidence}"),
+    "plausible": RolePrompt(role="system", text="plausible?"),
 }
-ROLE = RoleSettings(max_tokens=200)
-ROLLOUT = RolloutSettings(max_tokens=200, max_context=1_000_000)
+ROLE = default_settings(JudgeSettings, max_tokens=200)
+ROLLOUT = default_settings(RolloutSettings, max_tokens=200, max_context=1_000_000)
 HARMFUL = '{"harmful": true, "reason": "the wrong key"}'
 FINE = '{"harmful": false}'
 PASS = '{"pass": true}'
@@ -281,7 +275,7 @@ def interventions(
     reweight: ReweightSettings | None = None,
     verifier: VerifierSettings | None = None,
     settings: InterventionSettings | None = None,
-    role: RoleSettings = ROLE,
+    role: JudgeSettings = ROLE,
     rollout: RolloutSettings = ROLLOUT,
     seed: int = 0,
 ) -> Play:
@@ -295,17 +289,18 @@ def interventions(
             engine=engine,
             renderer=renderer,
             prompts=CHECKS,
-            settings=VerifierSettings() if verifier is None else verifier,
-            role=role,
+            settings=replace(
+                verifier or default_settings(VerifierSettings), temperature=role.temperature, max_tokens=role.max_tokens
+            ),
         ),
-        gate=PerplexityGate(GateSettings() if gate is None else gate),
+        gate=PerplexityGate(default_settings(GateSettings) if gate is None else gate),
     )
     return Play(
         Interventions(
             collector=Collector(environment=world, engine=engine, renderer=renderer, settings=rollout, seed=seed),
             roles=roles,
-            reweight=ReweightSettings(eps_cal=0.5) if reweight is None else reweight,
-            settings=InterventionSettings(corrections=1) if settings is None else settings,
+            reweight=default_settings(ReweightSettings, eps_cal=0.5) if reweight is None else reweight,
+            settings=default_settings(InterventionSettings, corrections=1) if settings is None else settings,
         )
     )
 

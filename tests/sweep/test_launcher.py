@@ -15,6 +15,7 @@ import pytest
 from omegaconf import DictConfig
 from rich.console import Console
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.group_settings import TopSettings
 from rti_exp.config.settings import SettingsError
 from rti_exp.runs import Run, read_status
@@ -118,7 +119,7 @@ def test_a_quick_look_has_a_study_of_its_own(plan: Callable[..., Sweep]) -> None
     assert "study=gate.delta-quick" in quick.jobs[0].overrides
     assert plan([["gate.delta=0", "size=quick", "study=mine"]]).study == "mine"
     assert {job.directory.parent.name for job in plan([["size=quick"], ["size=full", "seed=1"]]).jobs} == {"size"}
-    assert TopSettings(size="a/b").study_or("single") == "single-a-b"
+    assert default_settings(TopSettings, size="a/b").study_or("single") == "single-a-b"
 
 
 def test_a_bad_job_refuses_the_sweep(plan: Callable[..., Sweep]) -> None:

@@ -74,7 +74,7 @@ def never(**arguments):
 
 wandb.init = never
 try:
-    WandbLogger(SimpleNamespace(), SimpleNamespace(), mode="online")
+    WandbLogger(SimpleNamespace(), SimpleNamespace(), project="p", entity=None, mode="online", files=True)
 except SettingsError as error:
     print(error)
 """
@@ -94,7 +94,7 @@ def test_online_without_a_login_does_not_prompt(tmp_path: Path) -> None:
 
 def test_an_unknown_mode_is_refused(config: Config, run: Run) -> None:
     with pytest.raises(SettingsError, match=r"logger\.mode='shout': must be offline, online or disabled"):
-        WandbLogger(config, run, mode="shout")
+        WandbLogger(config, run, project="p", entity=None, mode="shout", files=True)
 
 
 def test_a_logger_that_fails_during_a_run_warns_once(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import AlgorithmSettings, EvaluationSettings, RunSettings
 from rti_exp.runs import Run
 from rti_exp.training.callbacks import training_callbacks
@@ -17,12 +18,12 @@ from rti_exp.training.metrics import is_timing
 from tests.support.callbacks import StopAfterRows, StopBefore, Stopped, lines
 from tests.support.training_fakes import RENDERER, acted, equal_weights, fit, sampled, weights
 
-MANY = RunSettings(seed=3, max_iterations=9, tasks_per_iteration=2, group_size=4)
+MANY = default_settings(RunSettings, seed=3, max_iterations=9, tasks_per_iteration=2, group_size=4)
 KEY = "0123456789ab"
 
 
 def learner(budget: float) -> RTIModule:
-    settings = AlgorithmSettings(learning_rate=1e-3, dynamic_sampling=1)
+    settings = default_settings(AlgorithmSettings, learning_rate=1e-3, dynamic_sampling=1)
     return sampled(run=MANY, settings=settings, tokens=budget)
 
 
@@ -31,7 +32,7 @@ def session(directory: Path, module: RTIModule, stop: Any = None, *, evaluates: 
     callbacks = training_callbacks(
         run=run,
         heldout=module.rollouts.collector.environment.tasks("heldout"),  # pyright: ignore[reportAttributeAccessIssue]
-        evaluation=EvaluationSettings(every=0, tasks=2 if evaluates else 0, samples=2),
+        evaluation=default_settings(EvaluationSettings, every=0, tasks=2 if evaluates else 0, samples=2),
         decode=RENDERER.text,
         recorder_every=2,
         checkpoint=IterationCheckpoint(run=run, run_key=KEY, checkpoints=run.checkpoints),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from pytorch_lightning import Callback
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import AlgorithmSettings, EvaluationSettings, RunSettings
 from rti_exp.runs import Run
 from rti_exp.training.callbacks import (
@@ -32,8 +33,8 @@ from tests.support.training_fakes import (
     weights,
 )
 
-SIX = RunSettings(seed=3, max_iterations=6, tasks_per_iteration=2, group_size=4)
-EVALUATION = EvaluationSettings(every=2, tasks=2, samples=2)
+SIX = default_settings(RunSettings, seed=3, max_iterations=6, tasks_per_iteration=2, group_size=4)
+EVALUATION = default_settings(EvaluationSettings, every=2, tasks=2, samples=2)
 KEY = "0123456789ab"
 
 
@@ -81,7 +82,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RTIModule]
 def acted_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RTIModule]:
     directory = tmp_path_factory.mktemp("acted")
     run = dataclasses.replace(SIX, max_iterations=2, tasks_per_iteration=4)
-    return directory, session(directory, acted(run=run), evaluation=EvaluationSettings(tasks=0))
+    return directory, session(directory, acted(run=run), evaluation=default_settings(EvaluationSettings, tasks=0))
 
 
 def test_rows_of_a_run(unbroken: tuple[Path, RTIModule]) -> None:
@@ -120,7 +121,7 @@ def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(
 
 def test_a_resumed_run_keeps_the_reference_of_its_start(tmp_path: Path) -> None:
     run = dataclasses.replace(SIX, max_iterations=3)
-    settings = AlgorithmSettings(learning_rate=1e-3, beta=0.5)
+    settings = default_settings(AlgorithmSettings, learning_rate=1e-3, beta=0.5)
     whole = session(tmp_path / "whole", sampled(run=run, settings=settings))
     with pytest.raises(Stopped):
         session(tmp_path / "broken", sampled(run=run, settings=settings), stop=StopBefore(3))

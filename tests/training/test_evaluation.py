@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import EvaluationSettings, RunSettings
 from rti_exp.training.callbacks import (
     EvaluationCallback,
@@ -27,7 +28,7 @@ from tests.support.training_fakes import (
 )
 from tests.support.trajectories import group, trajectory, turn
 
-SIX = RunSettings(seed=3, max_iterations=6, tasks_per_iteration=2, group_size=4)
+SIX = default_settings(RunSettings, seed=3, max_iterations=6, tasks_per_iteration=2, group_size=4)
 
 
 def task(number: int, family: str) -> Task:
@@ -83,7 +84,7 @@ def test_when_it_evaluates(every: int, expected: list[int]) -> None:
         def append_metrics(self, row: dict[str, Any]) -> None:
             found.append(row)
 
-    settings = EvaluationSettings(every=every, tasks=1, samples=2)
+    settings = default_settings(EvaluationSettings, every=every, tasks=1, samples=2)
     callback = EvaluationCallback(run=Rows(), tasks=CoinWorld().tasks("heldout"), settings=settings)  # pyright: ignore
     fit(sampled(run=dataclasses.replace(SIX, tasks_per_iteration=1)), [callback])
     assert [row["iteration"] for row in found] == expected
@@ -98,7 +99,7 @@ def test_evaluation_never_changes_training_nor_intervenes() -> None:
             found.append(row)
 
     # Held-out boxes are unknown to the script; training tasks stand in for them.
-    settings = EvaluationSettings(every=1, tasks=3, samples=2, temperature=0.5)
+    settings = default_settings(EvaluationSettings, every=1, tasks=3, samples=2, temperature=0.5)
     callback = EvaluationCallback(run=Rows(), tasks=GuessWorld().tasks("train"), settings=settings)  # pyright: ignore
     with_evaluation, without = fit(acted(run=run), [callback]), fit(acted(run=run))
     assert equal_weights(weights(with_evaluation), weights(without))
@@ -117,7 +118,7 @@ def test_evaluation_is_in_the_precision_of_training() -> None:
         def append_metrics(self, row: dict[str, Any]) -> None:
             found.append(row)
 
-    settings = EvaluationSettings(every=1, tasks=2, samples=2)
+    settings = default_settings(EvaluationSettings, every=1, tasks=2, samples=2)
     callback = EvaluationCallback(run=Rows(), tasks=CoinWorld().tasks("heldout"), settings=settings)  # pyright: ignore
     module = sampled(run=dataclasses.replace(SIX, max_iterations=2))
     module.model.register_forward_pre_hook(lambda *_: autocast.append(torch.is_autocast_enabled("cpu")))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rti_exp.config.algorithm_settings import LuffySettings
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import AlgorithmSettings, RunSettings
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.objective.luffy import LUFFY
@@ -32,7 +33,7 @@ from tests.support.training_fakes import (
     weights,
 )
 
-RUN = RunSettings(seed=3, max_iterations=1, tasks_per_iteration=2, group_size=4)
+RUN = default_settings(RunSettings, seed=3, max_iterations=1, tasks_per_iteration=2, group_size=4)
 
 
 def silenced(silent: set[str]) -> Any:
@@ -52,7 +53,7 @@ def silenced(silent: set[str]) -> Any:
 
 
 def learner(silent: set[str], refills: int, *, run: RunSettings = RUN, beta: float = 0.0) -> RTIModule:
-    settings = AlgorithmSettings(learning_rate=1e-3, dynamic_sampling=refills, beta=beta)
+    settings = default_settings(AlgorithmSettings, learning_rate=1e-3, dynamic_sampling=refills, beta=beta)
     module = sampled(run=run, settings=settings)
     module.rollouts.collector = Altered(module.rollouts.collector, silenced(silent))
     return module
@@ -122,7 +123,7 @@ def test_a_dropped_group_has_no_kl_term_either() -> None:
 
 
 def test_interventions_see_refills_too() -> None:
-    settings = AlgorithmSettings(learning_rate=1e-3, dynamic_sampling=2)
+    settings = default_settings(AlgorithmSettings, learning_rate=1e-3, dynamic_sampling=2)
     run = dataclasses.replace(RUN, tasks_per_iteration=1)
     module = fit(acted(run=run, settings=settings))
     assert len(groups_of(module)) >= 1
@@ -130,7 +131,7 @@ def test_interventions_see_refills_too() -> None:
 
 
 def guided(*, n_prefix: int = 1) -> RTIModule:
-    settings = LuffySettings(learning_rate=1e-3, n_prefix=n_prefix)
+    settings = default_settings(LuffySettings, learning_rate=1e-3, n_prefix=n_prefix)
     module = acted(run=RUN, settings=settings, algorithm=LUFFY(settings), intervene=False)
     engine = ScriptedEngine(_right, RENDERER)
     teacher = Collector(

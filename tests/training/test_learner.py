@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -11,7 +11,9 @@ from pytorch_lightning import Callback
 from pytorch_lightning.loggers.logger import Logger
 from transformers import Qwen3ForCausalLM
 
-from rti_exp.config.group_settings import PRECISIONS
+from rti_exp.config.defaults import default_settings
+from rti_exp.config.fields import hints_of
+from rti_exp.config.group_settings import TrainerSettings
 from rti_exp.config.settings import AlgorithmSettings, RunSettings, Scope
 from rti_exp.training.batch import micro_batches
 from rti_exp.training.learner import RTIModule
@@ -25,7 +27,7 @@ from tests.support.fakes import tiny_gpt2, tiny_model
 from tests.support.training_fakes import acted, equal_weights, fit, groups_of, sampled, weights
 from tests.support.trajectories import group, trajectory, turn
 
-ONE = RunSettings(seed=3, max_iterations=1, tasks_per_iteration=4, group_size=4)
+ONE = default_settings(RunSettings, seed=3, max_iterations=1, tasks_per_iteration=4, group_size=4)
 TWO = dataclasses.replace(ONE, max_iterations=2)
 THREE = dataclasses.replace(ONE, max_iterations=3)
 
@@ -52,7 +54,7 @@ def silence(groups: Sequence[Group], iteration: int) -> list[Group]:
 
 
 def test_an_iteration_without_signal_leaves_weights_and_optimizer_bit_identical() -> None:
-    settings = AlgorithmSettings(learning_rate=1e-2, weight_decay=0.5)
+    settings = default_settings(AlgorithmSettings, learning_rate=1e-2, weight_decay=0.5)
     once = fit(sampled(run=ONE, settings=settings))
     module = sampled(run=THREE, settings=settings)
     module.rollouts.collector = Altered(module.rollouts.collector, silence)
@@ -153,7 +155,7 @@ def test_dropout_is_off_whatever_mode_the_model_came_in() -> None:
                 setattr(module, "attention_dropout", 0.5)  # noqa: B010
         return model.train()
 
-    settings = AlgorithmSettings(updates=1, learning_rate=1e-3)
+    settings = default_settings(AlgorithmSettings, updates=1, learning_rate=1e-3)
     module = fit(sampled(run=ONE, settings=settings, model=dropping()))
     assert module.last_metrics["loss/ratio_max"] == pytest.approx(1.0, abs=1e-5)
     assert equal_weights(weights(module), weights(fit(sampled(run=ONE, settings=settings))))
@@ -166,7 +168,7 @@ def test_reference_exists_only_with_a_kl_term() -> None:
 
 
 def test_reference_stays_frozen_and_the_kl_grows_from_zero() -> None:
-    settings = AlgorithmSettings(updates=1, learning_rate=1e-2, beta=0.1)
+    settings = default_settings(AlgorithmSettings, updates=1, learning_rate=1e-2, beta=0.1)
     module = sampled(run=ONE, settings=settings)
     start = weights(module)
     assert module.reference is not None
@@ -195,7 +197,7 @@ def test_mixed_precision_takes_the_updates_that_fp32_takes() -> None:
         assert module.last_metrics[name] == pytest.approx(exact[name], rel=0.02)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", get_args(hints_of(TrainerSettings)["precision"]))
 def test_each_precision_trains(precision: str) -> None:
     module = fit(sampled(run=ONE), precision=precision)
     assert (module.last_metrics["updates/steps"] or 0) > 0
@@ -305,7 +307,7 @@ def test_log_probs_and_entropy_equal_those_of_a_full_forward(make: Any, gathers:
 
 def test_a_reference_that_is_padded_keeps_the_batches_small() -> None:
     """Micro-batches count padding as soon as one of the two forward passes has any."""
-    module = sampled(run=ONE, settings=AlgorithmSettings(beta=0.1))
+    module = sampled(run=ONE, settings=default_settings(AlgorithmSettings, beta=0.1))
     assert module.update.packs(module.policy)
     module.update.reference = TrainedPositions(tiny_gpt2())
     assert not module.update.packs(module.policy)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.group_settings import ProbeSettings
 from rti_exp.config.settings import AlgorithmSettings, EvaluationSettings, RunSettings, SettingsError
-from rti_exp.envs.town import Town
+from rti_exp.experiment.parts import default_environment
 from rti_exp.pretraining.probe_cases import TownProbe
 from rti_exp.runs import Run
 from rti_exp.training.callbacks import training_callbacks
@@ -18,7 +19,7 @@ from rti_exp.training.probe import ProbeCallback, ProbeCase, probe_row
 from tests.support.fakes import GuessWorld
 from tests.support.training_fakes import RENDERER, equal_weights, fit, sampled, weights
 
-TOWN = Town(heldout_tasks=2, families=["nav_hard", "ret_easy"])
+TOWN = default_environment("town", heldout_tasks=2, families=["nav_hard", "ret_easy"])
 
 
 def test_row_holds_geometric_means_over_all_cases_and_by_family() -> None:
@@ -41,7 +42,7 @@ def test_an_impossible_token_makes_an_infinite_perplexity() -> None:
 
 
 def test_the_towns_cases_are_right_actions_where_the_agent_went_wrong() -> None:
-    cases = TownProbe(ProbeSettings(cases=3)).cases(TOWN, RENDERER)
+    cases = TownProbe(default_settings(ProbeSettings, cases=3)).cases(TOWN, RENDERER)
     assert [case.family for case in cases] == ["nav_hard"] * 3 + ["ret_easy"] * 3
     assert len({case.prompt_ids for case in cases}) == 6
     for case in cases:
@@ -55,19 +56,24 @@ def test_the_towns_cases_are_right_actions_where_the_agent_went_wrong() -> None:
 
 
 def test_the_towns_cases_depend_on_the_probes_seed_alone() -> None:
-    first = TownProbe(ProbeSettings(cases=2)).cases(TOWN, RENDERER)
-    assert TownProbe(ProbeSettings(cases=2)).cases(Town(seed=5, families=["nav_hard", "ret_easy"]), RENDERER) == first
-    assert TownProbe(ProbeSettings(cases=2, seed=1)).cases(TOWN, RENDERER) != first
+    first = TownProbe(default_settings(ProbeSettings, cases=2)).cases(TOWN, RENDERER)
+    assert (
+        TownProbe(default_settings(ProbeSettings, cases=2)).cases(
+            default_environment("town", seed=5, families=["nav_hard", "ret_easy"]), RENDERER
+        )
+        == first
+    )
+    assert TownProbe(default_settings(ProbeSettings, cases=2, seed=1)).cases(TOWN, RENDERER) != first
 
 
 def test_another_world_has_no_such_cases() -> None:
     with pytest.raises(SettingsError, match="belong to the town, not to GuessWorld; must be none"):
-        TownProbe(ProbeSettings()).cases(GuessWorld(), RENDERER)
+        TownProbe(default_settings(ProbeSettings)).cases(GuessWorld(), RENDERER)
 
 
 def test_probing_writes_rows_and_changes_nothing_else(tmp_path: Path) -> None:
-    run_settings = RunSettings(seed=3, max_iterations=3, tasks_per_iteration=2, group_size=4)
-    settings = AlgorithmSettings(learning_rate=1e-3)
+    run_settings = default_settings(RunSettings, seed=3, max_iterations=3, tasks_per_iteration=2, group_size=4)
+    settings = default_settings(AlgorithmSettings, learning_rate=1e-3)
     prompt, action = RENDERER.opening((), ()), RENDERER.action_ids("17")
     case = ProbeCase(family="boxes", prompt_ids=prompt, action_ids=action)
     module = sampled(run=run_settings, settings=settings)
@@ -79,7 +85,7 @@ def test_probing_writes_rows_and_changes_nothing_else(tmp_path: Path) -> None:
     callbacks = training_callbacks(
         run=run,
         heldout=[],
-        evaluation=EvaluationSettings(tasks=0),
+        evaluation=default_settings(EvaluationSettings, tasks=0),
         decode=RENDERER.text,
         recorder_every=0,
         checkpoint=IterationCheckpoint(run=run, run_key=run.key, checkpoints=run.checkpoints),
@@ -110,7 +116,7 @@ def test_it_is_scored_in_the_precision_of_training() -> None:
         def append_metrics(self, row: dict) -> None:
             autocast.append(row["kind"] == "probe")
 
-    module = sampled(run=RunSettings(max_iterations=1, tasks_per_iteration=2, group_size=2))
+    module = sampled(run=default_settings(RunSettings, max_iterations=1, tasks_per_iteration=2, group_size=2))
     module.model.register_forward_pre_hook(lambda *_: autocast.append(torch.is_autocast_enabled("cpu")))
     callback = ProbeCallback(
         run=Rows(),  # pyright: ignore[reportArgumentType]

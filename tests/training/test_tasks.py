@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import RunSettings, SettingsError
 from rti_exp.training.tasks import TaskDataModule, TaskLoader, TaskStream
 from rti_exp.types import Task
@@ -81,7 +82,7 @@ def test_ranks_share_an_iteration(world_size: int) -> None:
 
 
 def test_data_module_goes_on_after_its_state() -> None:
-    run = RunSettings(seed=2, max_iterations=6, tasks_per_iteration=2)
+    run = default_settings(RunSettings, seed=2, max_iterations=6, tasks_per_iteration=2)
     unbroken = [ids(one) for one in TaskDataModule(tasks=make_tasks(5), run=run).train_dataloader()]
     resumed = TaskDataModule(tasks=make_tasks(5), run=run)
     assert resumed.state_dict() == {"iteration": 0}
@@ -95,7 +96,7 @@ def test_more_processes_than_tasks_are_refused() -> None:
     class FourProcesses:
         global_rank, world_size = 0, 4
 
-    module = TaskDataModule(tasks=make_tasks(5), run=RunSettings(tasks_per_iteration=3))
+    module = TaskDataModule(tasks=make_tasks(5), run=default_settings(RunSettings, tasks_per_iteration=3))
     module.trainer = FourProcesses()  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(SettingsError, match=r"tasks_per_iteration=3: must be at least 4"):
         module.train_dataloader()

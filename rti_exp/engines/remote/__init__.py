@@ -1,6 +1,7 @@
 """Models behind OpenAI-compatible endpoints: teachers, judges, user simulators, reference models.
 
-    model = ChatModel(RemoteSettings(base_url="http://127.0.0.1:8000/v1", model="Qwen/Qwen3-8B"))
+    options = {"base_url": "http://127.0.0.1:8000/v1", "model": "Qwen/Qwen3-8B"}
+    model = ChatModel(endpoint_settings(options, "teacher"))  # rti_exp.config.defaults
     reply = model.reply([Message(role="user", content="Hello")])
     reply.message.content
 

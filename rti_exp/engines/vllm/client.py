@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,23 +27,23 @@ START_SECONDS = 1800.0
 class WorkerOptions:
     """How the worker runs."""
 
-    python: str | None = None
+    python: str | None
     """An interpreter that has vLLM; None is this one."""
-    dtype: str = "auto"
+    dtype: str
     """Of vLLM's weights and arithmetic; "auto" is the model's own."""
-    memory_fraction: float = 0.4
+    memory_fraction: float
     """Share of a GPU's memory that vLLM takes, weights included."""
-    cpu_cache_gib: int = 1
+    cpu_cache_gib: int
     """Memory for keys and values on a CPU."""
-    tensor_parallel: int = 1
+    tensor_parallel: int
     """GPUs of one vLLM."""
-    devices: Sequence[int] = ()
+    devices: Sequence[int]
     """GPUs reserved for vLLM; without any it shares the one that trains."""
-    eager: bool = False
+    eager: bool
     """Without CUDA graphs."""
-    timeout: float = 600.0
+    timeout: float
     """Seconds that one call may take."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any]
     """Further arguments of `vllm.LLM`."""
 
 

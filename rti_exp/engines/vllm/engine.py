@@ -54,12 +54,12 @@ class VllmEngine:
         model: PreTrainedModel,
         *,
         pad_id: int = 0,
-        max_batch: int = 256,
-        cache_rows: int = 256,
-        prefill_tokens: int = 4096,
-        max_context: int | None = None,
-        importance_cap: float | None = None,
-        max_difference: float = 0.5,
+        max_batch: int,
+        cache_rows: int,
+        prefill_tokens: int,
+        max_context: int | None,
+        importance_cap: float | None,
+        max_difference: float,
         **worker: Any,
     ) -> None:
         self.model = model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rti_exp.config.fields import Count
 from rti_exp.envs.bfcl.data import CATEGORIES, entries
 from rti_exp.envs.bfcl.episode import BfclEpisode
 from rti_exp.envs.required_packages import require
@@ -28,14 +29,9 @@ class Bfcl:
         ValueError: an invalid value.
     """
 
-    def __init__(
-        self, *, category: str = "base", heldout_every: int = 4, max_steps: int = 20, max_turns: int = 60
-    ) -> None:
+    def __init__(self, *, category: str, heldout_every: Count, max_steps: Count, max_turns: Count) -> None:
         if category not in CATEGORIES:
             raise ValueError(f"env.category={category!r}: must be one of {', '.join(CATEGORIES)}")
-        for name, value in (("heldout_every", heldout_every), ("max_steps", max_steps), ("max_turns", max_turns)):
-            if value < 1:
-                raise ValueError(f"env.{name}={value}: must be an integer >= 1")
         require(("bfcl_eval", "mpmath"), purpose=f"env=bfcl_{category}", install=INSTALL)
         self.max_turns = max_turns
         self._category = category

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rti_exp.config.fields import Count, FinitePositive, Natural
 from rti_exp.envs.claw_eval.episode import ClawEpisode
 from rti_exp.envs.claw_eval.folders import read_folders, selected
 from rti_exp.envs.claw_eval.grading import Grader
@@ -43,22 +43,16 @@ class ClawEval:
     def __init__(
         self,
         *,
-        root: str = "claw-eval",
-        selection: Sequence[str] = ("all",),
-        now: str = NOW,
-        judge: dict[str, Any] | None = None,
+        root: str,
+        selection: Sequence[str],
+        now: str,
+        judge: dict[str, Any] | None,
         judge_model: Any = None,
-        judge_retries: int = 2,
-        max_turns: int = 30,
-        seconds: float = 60.0,
-        grader_seconds: float = 600.0,
+        judge_retries: Natural,
+        max_turns: Count,
+        seconds: FinitePositive,
+        grader_seconds: FinitePositive,
     ) -> None:
-        for name, value, least in (("max_turns", max_turns, 1), ("judge_retries", judge_retries, 0)):
-            if value < least:
-                raise ValueError(f"env.{name}={value}: must be an integer >= {least}")
-        for name, value in (("seconds", seconds), ("grader_seconds", grader_seconds)):
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"env.{name}={value}: must be a finite number > 0")
         if not _has_zone(now):
             raise ValueError(f"env.now={now!r}: must be a time such as {NOW!r}")
         require(("fastapi", "uvicorn", "pydantic"), purpose="env=claw_eval", install=INSTALL)
@@ -88,8 +82,7 @@ def _has_zone(text: str) -> bool:
 
 
 def _judge_model(node: dict[str, Any]) -> Any:
-    from rti_exp.config.conversion import typed
-    from rti_exp.config.remote_settings import RemoteSettings
+    from rti_exp.config.defaults import endpoint_settings
     from rti_exp.engines.remote import ChatModel
 
-    return ChatModel(typed(RemoteSettings, node, "env.judge"), key="env.judge")
+    return ChatModel(endpoint_settings(node, "env.judge"), key="env.judge")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
@@ -10,6 +9,7 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
+from rti_exp.config.fields import Count, FinitePositive, Natural
 from rti_exp.envs.judge_model import JudgeModel
 from rti_exp.envs.mcp.episode import EpisodeSettings, McpEpisode
 from rti_exp.envs.mcp.judge import Judge
@@ -50,32 +50,23 @@ class Mcp:
     def __init__(
         self,
         *,
-        command: Sequence[str] | None = None,
-        url: str | None = None,
-        pass_environment: Sequence[str] = (),
-        headers: dict[str, str] | None = None,
-        tasks_file: str = "builtin:navigation",
-        shared: bool = True,
-        state_tool: str | None = None,
-        hidden_tools: Sequence[str] = (),
-        partial_reward: bool = False,
-        answer_characters: int = 8000,
-        judge: dict[str, Any] | None = None,
+        command: Sequence[str] | None,
+        url: str | None,
+        pass_environment: Sequence[str],
+        headers: dict[str, str] | None,
+        tasks_file: str,
+        shared: bool,
+        state_tool: str | None,
+        hidden_tools: Sequence[str],
+        partial_reward: bool,
+        answer_characters: Count,
+        judge: dict[str, Any] | None,
         judge_model: Any = None,
-        judge_retries: int = 2,
-        max_turns: int = 12,
-        seconds: float = 60.0,
+        judge_retries: Natural,
+        max_turns: Count,
+        seconds: FinitePositive,
     ) -> None:
         _check_server(command, url, pass_environment, headers)
-        for name, value, least in (
-            ("max_turns", max_turns, 1),
-            ("answer_characters", answer_characters, 1),
-            ("judge_retries", judge_retries, 0),
-        ):
-            if value < least:
-                raise ValueError(f"env.{name}={value}: must be an integer >= {least}")
-        if not (math.isfinite(seconds) and seconds > 0):
-            raise ValueError(f"env.seconds={seconds}: must be a finite number > 0")
         self.max_turns = max_turns
         self._tasks = read_tasks(tasks_file)
         if judge is None and judge_model is None and (judged := [task for task in self._tasks if needs_judge(task)]):
@@ -136,8 +127,7 @@ def _check_server(
 
 
 def _judge_model(node: dict[str, Any]) -> JudgeModel:
-    from rti_exp.config.conversion import typed
-    from rti_exp.config.remote_settings import RemoteSettings
+    from rti_exp.config.defaults import endpoint_settings
     from rti_exp.engines.remote import ChatModel
 
-    return ChatModel(typed(RemoteSettings, node, "env.judge"), key="env.judge")
+    return ChatModel(endpoint_settings(node, "env.judge"), key="env.judge")

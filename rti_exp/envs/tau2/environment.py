@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rti_exp.config.fields import Count, FiniteNonNegative
 from rti_exp.config.settings import SettingsError
 from rti_exp.envs.tau2 import benchmark
 from rti_exp.envs.tau2.benchmark import DOMAINS, SOLO_DOMAINS
@@ -43,19 +44,19 @@ class Tau2:
     def __init__(
         self,
         *,
-        domain: str = "telecom",
-        user: str = "scripted",
-        user_model: dict[str, Any] | None = None,
-        user_temperature: float = 0.0,
-        train_split: str = "train",
-        heldout_split: str = "test",
-        only: Sequence[str] | None = None,
-        max_turns: int = 30,
-        max_steps: int = 200,
-        max_errors: int = 10,
-        policy_in_evidence: bool = False,
+        domain: str,
+        user: str,
+        user_model: dict[str, Any] | None,
+        user_temperature: FiniteNonNegative,
+        train_split: str,
+        heldout_split: str,
+        only: Sequence[str] | None,
+        max_turns: Count,
+        max_steps: Count,
+        max_errors: Count,
+        policy_in_evidence: bool,
     ) -> None:
-        _check(domain, user, user_model, max_turns=max_turns, max_steps=max_steps, max_errors=max_errors)
+        _check(domain, user, user_model)
         self.max_turns = max_turns
         self._user = user
         self._user_temperature = user_temperature
@@ -132,7 +133,7 @@ def scenario(task: Any) -> Scenario:
     )
 
 
-def _check(domain: str, user: str, user_model: Mapping[str, Any] | None, **numbers: int) -> None:
+def _check(domain: str, user: str, user_model: Mapping[str, Any] | None) -> None:
     if domain not in DOMAINS:
         raise SettingsError(f"env.domain={domain!r}: must be one of {', '.join(DOMAINS)}")
     if user not in USERS:
@@ -144,14 +145,10 @@ def _check(domain: str, user: str, user_model: Mapping[str, Any] | None, **numbe
             "env.user_model: must name the endpoint that plays the user, e.g. "
             "'env.user_model={base_url: http://localhost:8000/v1, model: NAME}'; without one, env.user=scripted"
         )
-    for name, value in numbers.items():
-        if value < 1:
-            raise SettingsError(f"env.{name}={value}: must be an integer >= 1")
 
 
 def _model(options: Mapping[str, Any] | None) -> ChatModel:
-    from rti_exp.config.conversion import typed
-    from rti_exp.config.remote_settings import RemoteSettings
+    from rti_exp.config.defaults import endpoint_settings
     from rti_exp.engines.remote import ChatModel as RemoteChatModel
 
-    return RemoteChatModel(typed(RemoteSettings, options or {}, "env.user_model"), key="env.user_model")
+    return RemoteChatModel(endpoint_settings(options or {}, "env.user_model"), key="env.user_model")

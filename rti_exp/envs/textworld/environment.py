@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Sequence
+from typing import Annotated
 
+from annotated_types import Ge, Le
+
+from rti_exp.config.fields import Count, FinitePositive
 from rti_exp.config.settings import SettingsError
 from rti_exp.envs.required_packages import require
 from rti_exp.envs.textworld.episode import TextWorldEpisode
@@ -39,24 +42,17 @@ class TextWorldExpress:
     def __init__(
         self,
         *,
-        games: Sequence[str] = ("coin", "simonsays"),
-        parameters: dict[str, str] | None = None,
-        train_tasks: int = 64,
-        heldout_tasks: int = 12,
-        show_commands: bool = True,
-        max_turns: int = 16,
-        seconds: float = 30.0,
+        games: Sequence[str],
+        parameters: dict[str, str] | None,
+        train_tasks: Annotated[int, Ge(1), Le(SEEDS)],
+        heldout_tasks: Annotated[int, Ge(1), Le(SEEDS)],
+        show_commands: bool,
+        max_turns: Count,
+        seconds: FinitePositive,
     ) -> None:
         unknown = [name for name in (*games, *(parameters or {})) if name not in GAMES]
         if unknown or not games or len(set(games)) < len(games):
             raise ValueError(f"env.games={list(games)}: must be a non-empty list out of {list(GAMES)}, each once")
-        for name, value in (("train_tasks", train_tasks), ("heldout_tasks", heldout_tasks)):
-            if not 1 <= value <= SEEDS:
-                raise ValueError(f"env.{name}={value}: must be an integer from 1 to {SEEDS}")
-        if max_turns < 1:
-            raise ValueError(f"env.max_turns={max_turns}: must be an integer >= 1")
-        if not (math.isfinite(seconds) and seconds > 0):
-            raise ValueError(f"env.seconds={seconds}: must be a finite number > 0")
         require(("textworld_express", "py4j"), purpose="env=textworld_express", install=INSTALL)
         if shutil.which("java") is None:
             raise SettingsError("env=textworld_express needs java on the PATH (17 is tested); there is none")

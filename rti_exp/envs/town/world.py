@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rti_exp.config.fields import Count
 from rti_exp.envs.base import StepResult
 from rti_exp.envs.town.families import FAMILIES
 from rti_exp.envs.town.family import Family, State, Tool, ToolError
@@ -37,20 +38,16 @@ class Town:
     def __init__(
         self,
         *,
-        seed: int = 0,
-        train_tasks: int = 64,
-        heldout_tasks: int = 12,
-        families: Sequence[str] | None = None,
-        max_turns: int = 6,
+        seed: int,
+        train_tasks: Count,
+        heldout_tasks: Count,
+        families: Sequence[str] | None,
+        max_turns: Count,
     ) -> None:
         names = list(FAMILIES) if families is None else list(families)
         unknown = [name for name in names if name not in FAMILIES]
         if unknown or not names:
             raise ValueError(f"env.families={names}: must be a non-empty list out of {list(FAMILIES)}")
-        counts = {"train_tasks": train_tasks, "heldout_tasks": heldout_tasks, "max_turns": max_turns}
-        for key, count in counts.items():
-            if count < 1:
-                raise ValueError(f"env.{key}={count}: must be an integer >= 1")
         self.seed = seed
         self.max_turns = max_turns
         self._families = names

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import signal
 import threading
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge
+
+from rti_exp.config.fields import Count, FinitePositive
 from rti_exp.config.settings import SettingsError
 from rti_exp.envs.required_packages import require
 from rti_exp.envs.verifiers.episode import VerifiersEpisode
@@ -39,26 +41,16 @@ class Verifiers:
     def __init__(
         self,
         *,
-        name: str = "",
-        arguments: dict[str, Any] | None = None,
-        heldout_every: int = 4,
-        train_tasks: int | None = None,
-        heldout_tasks: int | None = None,
-        max_turns: int = 10,
-        seconds: float = 60.0,
+        name: str,
+        arguments: dict[str, Any] | None,
+        heldout_every: Annotated[int, Ge(2)],
+        train_tasks: Count | None,
+        heldout_tasks: Count | None,
+        max_turns: Count,
+        seconds: FinitePositive,
     ) -> None:
         if not name:
             raise ValueError("env.name='': must be the name of a verifiers environment, as load_environment takes it")
-        for key, value, least in (
-            ("heldout_every", heldout_every, 2),
-            ("max_turns", max_turns, 1),
-            ("train_tasks", train_tasks, 1),
-            ("heldout_tasks", heldout_tasks, 1),
-        ):
-            if value is not None and value < least:
-                raise ValueError(f"env.{key}={value}: must be an integer >= {least}")
-        if not (math.isfinite(seconds) and seconds > 0):
-            raise ValueError(f"env.seconds={seconds}: must be a finite number > 0")
         require(NEEDED, purpose="env=verifiers", install=INSTALL)
         self.max_turns = max_turns
         self._seconds = seconds

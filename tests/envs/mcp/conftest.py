@@ -8,6 +8,7 @@ import pytest
 
 from rti_exp.envs.mcp import Mcp
 from rti_exp.envs.mcp.session import close_all
+from rti_exp.experiment.parts import default_environment
 from tests.support.mcp import (
     COUNTER,
     START,
@@ -26,4 +27,4 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 
 @pytest.fixture(scope="module")
 def navigation() -> Mcp:
-    return Mcp(command=["{python}", "-m", "rti_exp.envs.mcp.navigation"], seconds=START)
+    return default_environment("mcp_navigation", seconds=START)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from rti_exp.experiment.parts import default_environment
+
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
 from rti_exp.engines.base import EngineUnavailable, EngineUnusable
@@ -43,7 +45,7 @@ class FakeJudge:
 def judged(folder: Path, counter: list[str], model: FakeJudge) -> Mcp:
     rubric = [{"check": "judge", "name": "polite", "question": "Is the answer polite?", "text": "the answer is polite"}]
     path = task_file(folder, {**COUNT_TO_3, "rubric": rubric})
-    return Mcp(command=counter, tasks_file=path, judge_model=model, shared=True, seconds=START)
+    return default_environment("mcp", command=counter, tasks_file=path, judge_model=model, shared=True, seconds=START)
 
 
 def test_the_judge_reads_calls_without_escapes_and_once() -> None:
@@ -111,4 +113,4 @@ def test_a_judges_condition_needs_a_judge(tmp_path: Path) -> None:
     rubric = [{"check": "judge", "question": "?", "text": "x"}]
     path = task_file(tmp_path, {**COUNT_TO_3, "rubric": rubric})
     with pytest.raises(ValueError, match=r"env\.judge=null: must be a model's settings, task 'three' has a judge's"):
-        Mcp(url="http://x", tasks_file=path)
+        default_environment("mcp", url="http://x", tasks_file=path)

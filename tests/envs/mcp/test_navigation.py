@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from rti_exp.experiment.parts import default_environment
+
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
 from rti_exp.envs.base import Environment, InfrastructureError
@@ -145,12 +147,14 @@ def http_server() -> Iterator[str]:
 
 def test_over_http(http_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAP_TOKEN", "Bearer x")
-    world = Mcp(url=http_server, headers={"Authorization": "MAP_TOKEN"}, seconds=START)
+    world = default_environment(
+        "mcp_navigation", command=None, url=http_server, headers={"Authorization": "MAP_TOKEN"}, seconds=START
+    )
     task = world.tasks("train")[0]
     assert play(world.start(task), reference_messages(task)).reward == 1.0
 
 
 def test_a_server_over_http_that_is_not_there() -> None:
-    world = Mcp(url="http://127.0.0.1:9/mcp", seconds=5)
+    world = default_environment("mcp_navigation", command=None, url="http://127.0.0.1:9/mcp", seconds=5)
     with pytest.raises(InfrastructureError, match="the MCP server did not start"):
         world.start(world.tasks("train")[0])

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
+from rti_exp.experiment.parts import default_environment
+
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
 from rti_exp.config.check import check
 from rti_exp.config.settings import SettingsError
-from rti_exp.envs.mcp import Mcp
 from rti_exp.envs.mcp.environment import INSTALL
 from rti_exp.envs.mcp.rubric import CallRecord, Record, read_condition
 from rti_exp.envs.mcp.task_file import read_tasks
@@ -135,19 +136,19 @@ def test_task_files_that_are_none(tmp_path: Path) -> None:
         ({"url": "http://x", "headers": {"A": "NOT_SET_AT_ALL"}}, r"the environment variable NOT_SET_AT_ALL"),
         ({"url": "http://x", "max_turns": 0}, r"env\.max_turns=0: must be an integer >= 1"),
         ({"url": "http://x", "seconds": 0.0}, r"env\.seconds=0\.0: must be a finite number > 0"),
-        ({"url": "http://x", "judge": {"model": ""}}, r"env\.judge\.model='': must be the name"),
+        ({"url": "http://x", "judge": {"model": ""}}, r"env\.judge\.model='': must be a text that is not blank"),
         ({"url": "http://x", "judge": {"modle": "a"}}, r"env\.judge\.modle: unknown key"),
     ],
 )
 def test_options_without_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Mcp(**options)
+        default_environment("mcp_navigation", **{"command": None, **options})
 
 
 def test_the_missing_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match="env=mcp needs the package mcp: pip install 'rti-exp"):
-        Mcp(url="http://x")
+        default_environment("mcp_navigation", command=None, url="http://x")
     assert INSTALL == "pip install 'rti-exp[mcp]'"
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from rti_exp.experiment.parts import default_environment
+
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
 from rti_exp.envs.base import InfrastructureError
-from rti_exp.envs.mcp import Mcp
 from rti_exp.envs.mcp.session import McpSession, ServerSpec
 from tests.support.mcp import (
     COUNT_TO_3,
@@ -107,7 +108,9 @@ def test_a_shared_server_that_died_is_started_again(tmp_path: Path, counter: lis
     ],
 )
 def test_a_server_that_does_not_start_is_told(tmp_path: Path, code: str, message: str) -> None:
-    world = Mcp(command=["{python}", "-c", code], tasks_file=task_file(tmp_path, COUNT_TO_3), seconds=3)
+    world = default_environment(
+        "mcp", command=["{python}", "-c", code], tasks_file=task_file(tmp_path, COUNT_TO_3), seconds=3
+    )
     with pytest.raises(InfrastructureError, match=message):
         world.start(world.tasks("train")[0])
 
@@ -120,10 +123,10 @@ def test_a_tool_that_the_config_names_and_the_server_has_not(tmp_path: Path, cou
 
 def test_no_server_outlives_its_episode_or_its_parent(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(COUNTER, encoding="utf-8")
-    command = ["{python}", str(tmp_path / "own.py")]
+    command, tasks = ["{python}", str(tmp_path / "own.py")], task_file(tmp_path, COUNT_TO_3)
     code = (
-        "import sys, time\nfrom rti_exp.envs.mcp import Mcp\n"
-        f"world = Mcp(command={command!r}, tasks_file={task_file(tmp_path, COUNT_TO_3)!r}, shared=False, seconds=120)\n"
+        "import sys, time\nfrom rti_exp.experiment.parts import default_environment\n"
+        f"world = default_environment('mcp', command={command!r}, tasks_file={tasks!r}, shared=False, seconds=120)\n"
         "one = world.start(world.tasks('train')[0])\nprint('up', flush=True)\nsys.stdin.readline()\n"
         "del one\ntime.sleep(0.1)\nprint('dropped', flush=True)\nsys.stdin.readline()\n"
         "two = world.start(world.tasks('train')[0])\nprint('up', flush=True)\ntime.sleep(100)\n"

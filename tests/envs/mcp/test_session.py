@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from rti_exp.experiment.parts import default_environment
+
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
 from rti_exp.envs.base import InfrastructureError
@@ -17,6 +19,7 @@ from rti_exp.envs.mcp import Mcp
 from rti_exp.envs.mcp.session import McpSession, ServerSpec
 from tests.support import raw_mcp_server
 from tests.support.mcp import START, play, say, task_file, use
+from tests.support.parts import environment_options
 
 COMMAND = ("{python}", raw_mcp_server.__file__)
 NAMES = {"error", "unlock", "long", "die", "text", "structured", "resource", "blob", "link", "image", "picture"}
@@ -36,7 +39,7 @@ def session() -> Iterator[McpSession]:
 
 
 def raw_world(folder: Path, **options: Any) -> Mcp:
-    return Mcp(command=COMMAND, tasks_file=task_file(folder, ASK), seconds=START, **options)
+    return default_environment("mcp", command=COMMAND, tasks_file=task_file(folder, ASK), seconds=START, **options)
 
 
 @pytest.mark.parametrize("code", [-32603, -32602, -32601, -32600, -32700, -32000, -32001, 7])
@@ -120,7 +123,7 @@ def test_tools_that_appear_are_offered_and_tools_that_go_are_refused(tmp_path: P
 
 
 def test_an_isolated_episode_has_the_current_tools(tmp_path: Path) -> None:
-    options = {"command": COMMAND, "tasks_file": task_file(tmp_path, ASK), "seconds": START, "shared": False}
+    options = environment_options("mcp", command=COMMAND, tasks_file=task_file(tmp_path, ASK), seconds=START)
     world = IsolatedEnvironment("rti_exp.envs.mcp.Mcp", options, timeout=START)
     episode = world.start(world.tasks("train")[0])
     assert "open" not in {tool["name"] for tool in episode.tools}

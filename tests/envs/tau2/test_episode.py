@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from rti_exp.envs.base import InfrastructureError, StepResult
-from rti_exp.envs.tau2 import Tau2, benchmark
+from rti_exp.envs.tau2 import benchmark
 from rti_exp.envs.tau2.episode import GREETING, Rules, Tau2Episode
 from rti_exp.envs.tau2.records import CopyOnRead
 from rti_exp.envs.tau2.users import Said
+from rti_exp.experiment.parts import default_environment
 from rti_exp.types import Message, Task, ToolCall
 from tests.support.tau2_play import (
     TRANSFERRED,
@@ -331,7 +332,9 @@ def test_a_users_failed_calls_count_as_errors() -> None:
 
 
 def solo(domain: str, name: str) -> Tau2Episode:
-    environment = Tau2(domain=domain, user="solo", train_split="base", heldout_split="base")
+    environment = default_environment(
+        "tau2_telecom", domain=domain, user="solo", train_split="base", heldout_split="base"
+    )
     return environment.start(task_of(domain, name))
 
 

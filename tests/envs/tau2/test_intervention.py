@@ -5,15 +5,9 @@ from __future__ import annotations
 
 import json
 
-from rti_exp.config.settings import (
-    GateSettings,
-    InterventionSettings,
-    ReweightSettings,
-    RolePrompt,
-    RoleSettings,
-    RolloutSettings,
-    VerifierSettings,
-)
+from rti_exp.config.defaults import default_settings
+from rti_exp.config.role_settings import JudgeSettings, RolePrompt, VerifierSettings
+from rti_exp.config.settings import GateSettings, InterventionSettings, ReweightSettings, RolloutSettings
 from rti_exp.engines.scripted import ScriptedEngine
 from rti_exp.intervention.corrector import SelfCorrector
 from rti_exp.intervention.gate import PerplexityGate
@@ -29,13 +23,16 @@ from tests.support.tau2_play import TRANSFERRED, task_of, use, world
 
 TASK = task_of("telecom", "[mobile_data_issue]airplane_mode_on|user_abroad_roaming_enabled_off[PERSONA:None]")
 RENDERER = TokenRenderer(tiny_tokenizer())
-ROLLOUT = RolloutSettings(max_tokens=400, max_context=20_000)
-ROLE = RoleSettings(max_tokens=400, steps_per_call=1)
+ROLLOUT = default_settings(RolloutSettings, max_tokens=400, max_context=20_000)
+ROLE = default_settings(JudgeSettings, max_tokens=400, steps_per_call=1)
 SPEED_TEST = use("run_speed_test").content
 GIVE_UP = use("transfer_to_human_agents", summary="no speed test").content
 HARMFUL = json.dumps({"harmful": True, "reason": "the user runs speed tests"})
 ASK = "Please run a speed test and tell me the result."
-CHECKS = {"gold": RolePrompt(text="gold? {evidence}"), "leak": RolePrompt(text="leak? {evidence}")}
+CHECKS = {
+    "gold": RolePrompt(role="system", text="gold? {evidence}"),
+    "leak": RolePrompt(role="system", text="leak? {evidence}"),
+}
 
 
 def policy(prompt: str) -> str:
@@ -74,15 +71,19 @@ def intervened() -> tuple[Group, Group, ScriptedEngine]:
     intervene = Interventions(
         collector=collector,
         roles=Roles(
-            validator=Validator(**voice, prompt=RolePrompt(text="judge: {evidence}"), settings=ROLE),
-            corrector=SelfCorrector(**voice, prompt=RolePrompt(text="rewrite: {evidence} | {reason}"), settings=ROLE),
-            verifier=Verifier(
-                **voice, prompts=CHECKS, settings=VerifierSettings(rule=True, checks=["gold", "leak"]), role=ROLE
+            validator=Validator(**voice, prompt=RolePrompt(role="system", text="judge: {evidence}"), settings=ROLE),
+            corrector=SelfCorrector(
+                **voice, prompt=RolePrompt(role="system", text="rewrite: {evidence} | {reason}"), settings=ROLE
             ),
-            gate=PerplexityGate(GateSettings(delta=5.0)),
+            verifier=Verifier(
+                **voice,
+                prompts=CHECKS,
+                settings=default_settings(VerifierSettings, rule=True, checks=["gold", "leak"], max_tokens=400),
+            ),
+            gate=PerplexityGate(default_settings(GateSettings, delta=5.0)),
         ),
-        reweight=ReweightSettings(),
-        settings=InterventionSettings(corrections=1),
+        reweight=default_settings(ReweightSettings),
+        settings=default_settings(InterventionSettings, corrections=1),
     )
     sampled = collector.collect([TASK], 2, 1)
     return sampled[0], intervene(sampled, 1).groups[0], engine

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from rti_exp.experiment.parts import default_environment
 from tests.support.tau2_play import play, say, task_of, use, world  # skips without the extra
 
 if not Path(__file__).parents[3].joinpath("examples").is_dir():
     pytest.skip("the examples are part of the checkout", allow_module_level=True)
 
 from examples.tau2_mock import PLANS, Teacher
-from rti_exp.envs.tau2 import Tau2
 from rti_exp.rollout.token_renderer import TokenRenderer
 from rti_exp.rollout.tool_calls import parse_tool_call
 from rti_exp.types import Message
@@ -35,7 +35,9 @@ def test_the_right_step_succeeds_and_the_wrong_ones_fail(name: str) -> None:
 
 def test_documents_train_turns_and_answers_alone() -> None:
     renderer = TokenRenderer(tiny_tokenizer())
-    mock = Tau2(domain="mock", train_split="base", heldout_split="base", only=["update_task_1"])
+    mock = default_environment(
+        "tau2_telecom", domain="mock", train_split="base", heldout_split="base", only=["update_task_1"]
+    )
     teacher = Teacher(mock, renderer, seed=0)
     [task], plan = mock.tasks("train"), PLANS["update_task_1"]
     whole = teacher._rollout(task, plan.right, plan)

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from rti_exp.experiment.parts import default_environment
+
 pytest.importorskip("openai", reason="needs the extra remote")
 
 from rti_exp.engines.base import EngineUnusable
@@ -32,7 +34,9 @@ QUICK = {"attempts": 1, "read_seconds": 5.0, "first_wait_seconds": 0.01}
 
 def world(server: FaultyServer, domain: str = "telecom") -> Tau2:
     endpoint = {"base_url": server.base_url, "model": MODEL, **QUICK}
-    return Tau2(domain=domain, user="model", user_model=endpoint, train_split="base", heldout_split="base")
+    return default_environment(
+        "tau2_telecom", domain=domain, user="model", user_model=endpoint, train_split="base", heldout_split="base"
+    )
 
 
 def toggles(body: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +100,9 @@ def test_an_endpoint_that_refuses_the_key_ends_the_job(fault: str, monkeypatch: 
     monkeypatch.setenv("USER_KEY", "wrong-and-never-shown")
     with FaultyServer([fault]) as server:
         endpoint = {"base_url": server.base_url, "model": MODEL, "api_key": "USER_KEY", **QUICK}
-        environment = Tau2(domain="mock", user="model", user_model=endpoint, train_split="base", heldout_split="base")
+        environment = default_environment(
+            "tau2_telecom", domain="mock", user="model", user_model=endpoint, train_split="base", heldout_split="base"
+        )
         with pytest.raises(EngineUnusable, match=REFUSED) as caught:
             environment_call(environment.start, task_of("mock", "create_task_1"))
         assert len(server.requests) == 1

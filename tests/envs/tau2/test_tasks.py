@@ -11,13 +11,14 @@ import pytest
 
 from rti_exp.config.settings import SettingsError
 from rti_exp.envs.base import Environment
-from rti_exp.envs.tau2 import Tau2, benchmark
+from rti_exp.envs.tau2 import benchmark
+from rti_exp.experiment.parts import default_environment
 from tests.support.tau2_play import evaluator, task_of, world
 
 
 @pytest.mark.parametrize(("domain", "train", "test"), [("telecom", 74, 40), ("retail", 74, 40), ("airline", 30, 20)])
 def test_the_official_splits(domain: str, train: int, test: int) -> None:
-    environment = Tau2(domain=domain)
+    environment = default_environment("tau2_telecom", domain=domain)
     known = environment._domain
     assert isinstance(environment, Environment)
     for split, official, size in (("train", "train", train), ("heldout", "test", test)):
@@ -29,7 +30,7 @@ def test_the_official_splits(domain: str, train: int, test: int) -> None:
 
 
 def test_telecom_has_three_families_and_a_full_set() -> None:
-    tasks = Tau2(domain="telecom", train_split="full").tasks("train")
+    tasks = default_environment("tau2_telecom", domain="telecom", train_split="full").tasks("train")
     assert len(tasks) == len({task.id for task in tasks}) == 2285
     base = Counter(task.family for task in world("telecom").tasks("train"))
     assert base == {"mobile_data_issue": 36, "mms_issue": 49, "service_issue": 29}
@@ -37,8 +38,13 @@ def test_telecom_has_three_families_and_a_full_set() -> None:
 
 def test_mock_has_nine_tasks_and_what_is_picked_of_them() -> None:
     assert len(world("mock").tasks("train")) == 9
-    picked = Tau2(
-        domain="mock", train_split="base", heldout_split="base", only=["update_task_1", "create_task_1"], max_turns=3
+    picked = default_environment(
+        "tau2_telecom",
+        domain="mock",
+        train_split="base",
+        heldout_split="base",
+        only=["update_task_1", "create_task_1"],
+        max_turns=3,
     )
     assert [task.id for task in picked.tasks("heldout")] == ["mock/create_task_1", "mock/update_task_1"]
     assert picked.max_turns == 3
@@ -59,7 +65,7 @@ def test_mock_has_nine_tasks_and_what_is_picked_of_them() -> None:
 )
 def test_options_without_sense(options: dict, message: str) -> None:
     with pytest.raises(SettingsError) as error:
-        Tau2(**options)
+        default_environment("tau2_telecom", **options)
     assert str(error.value).startswith(message)
 
 
@@ -71,9 +77,9 @@ def test_an_unknown_split() -> None:
 def test_without_the_package_the_message_says_how_to_install_it() -> None:
     code = (
         "import sys; sys.modules['tau2'] = None\n"
-        "from rti_exp.envs.tau2 import Tau2\n"
-        "assert not {'torch', 'loguru', 'pydantic'} & set(sys.modules)\n"
-        "try:\n    Tau2(domain='mock')\n"
+        "from rti_exp.experiment.parts import default_environment\n"
+        "assert not {'torch', 'loguru'} & set(sys.modules)\n"
+        "try:\n    default_environment('tau2_mock')\n"
         "except Exception as error:\n    print(type(error).__name__, error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -84,8 +90,8 @@ def test_without_the_package_the_message_says_how_to_install_it() -> None:
 def test_the_package_says_nothing_and_reads_no_env_file(tmp_path) -> None:
     (tmp_path / ".env").write_text("LEAKED_BY_DOTENV=1\n")
     code = (
-        "import os\nfrom rti_exp.envs.tau2 import Tau2\n"
-        "world = Tau2(domain='mock', train_split='base', heldout_split='base')\n"
+        "import os\nfrom rti_exp.experiment.parts import default_environment\n"
+        "world = default_environment('tau2_mock')\n"
         "world.start(world.tasks('train')[0])\n"
         "assert 'LEAKED_BY_DOTENV' not in os.environ and 'PYTHON_DOTENV_DISABLED' not in os.environ\n"
         "import sys; assert not {'litellm', 'torch'} & set(sys.modules)\n"
@@ -117,7 +123,9 @@ def test_the_policy_sees_what_the_benchmarks_agent_sees(domain: str) -> None:
 @pytest.mark.parametrize("domain", ["mock", "telecom"])
 def test_solo_sees_what_the_benchmarks_solo_agent_sees(domain: str) -> None:
     agent, _ = modules()
-    environment = Tau2(domain=domain, user="solo", train_split="base", heldout_split="base")
+    environment = default_environment(
+        "tau2_telecom", domain=domain, user="solo", train_split="base", heldout_split="base"
+    )
     tasks = {task.payload["task"]: task for task in environment.tasks("train")}
     known = benchmark.domain(domain)
     valid = [name for name in known.splits["base"] if agent.LLMSoloAgent.check_valid_task(known.tasks[name])]
