@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("openai", reason="the extra `remote` is not installed")
 
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.remote_settings import RemoteSettings
 from rti_exp.config.settings import SettingsError
 from rti_exp.engines.remote import ChatModel, RemoteFailure
@@ -62,7 +63,9 @@ def test_an_endpoint_is_reached_through_a_socks_proxy(monkeypatch: pytest.Monkey
         assert port is not None
         with socks_proxy(port) as (address, hosts):
             monkeypatch.setenv("ALL_PROXY", address)
-            elsewhere = RemoteSettings(base_url=ELSEWHERE, model=MODEL, attempts=1, read_seconds=5.0)
+            elsewhere = default_settings(
+                RemoteSettings, cache=None, base_url=ELSEWHERE, model=MODEL, attempts=1, read_seconds=5.0
+            )
             assert ChatModel(elsewhere).reply(HELLO).message.content == "hello"
     assert hosts == ["endpoint.invalid"]
 
@@ -79,7 +82,7 @@ def test_a_host_in_no_proxy_needs_no_proxy(hosts: str, monkeypatch: pytest.Monke
     monkeypatch.setenv("ALL_PROXY", "socks4://127.0.0.1:1")  # which cannot be used at all
     monkeypatch.setenv("NO_PROXY", hosts)
     with pytest.raises(RemoteFailure, match="connection: ") as caught:
-        ChatModel(RemoteSettings(base_url=ELSEWHERE, model="m", attempts=1)).reply(HELLO)
+        ChatModel(default_settings(RemoteSettings, cache=None, base_url=ELSEWHERE, model="m", attempts=1)).reply(HELLO)
     assert "proxy" not in str(caught.value)
 
 
@@ -89,7 +92,7 @@ def test_the_error_names_the_variable_of_a_proxy_that_cannot_be_used(
 ) -> None:
     monkeypatch.setenv("ALL_PROXY", address)
     with pytest.raises(SettingsError, match=r"judge\.base_url=.*ALL_PROXY cannot be used .*NO_PROXY") as caught:
-        ChatModel(RemoteSettings(base_url=ELSEWHERE, model="m"), key="judge")
+        ChatModel(default_settings(RemoteSettings, cache=None, base_url=ELSEWHERE, model="m"), key="judge")
     assert "marker" not in str(caught.value)
 
 
@@ -98,4 +101,6 @@ def test_a_lost_connection_names_the_proxy_it_went_through(monkeypatch: pytest.M
         taken.bind(("127.0.0.1", 0))  # never listens: connections are refused
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(RemoteFailure, match=r"connection: .*through the proxy .* http_proxy"):
-            ChatModel(RemoteSettings(base_url=ELSEWHERE, model="m", attempts=1)).reply(HELLO)
+            ChatModel(default_settings(RemoteSettings, cache=None, base_url=ELSEWHERE, model="m", attempts=1)).reply(
+                HELLO
+            )

@@ -13,7 +13,7 @@ from tests.support.chat_fakes import CONTROL, DATA, HOSTILE, OPENING, QWEN3_TAGS
 QWEN3 = ChatRenderer(chat_tokenizer("qwen3"), default_settings(ChatSettings, thinking=False))
 THINKING = ChatRenderer(chat_tokenizer("qwen3"), default_settings(ChatSettings, thinking=True))
 SMOLLM2 = ChatRenderer(chat_tokenizer("smollm2"))
-HERMES = ChatRenderer(chat_tokenizer("smollm2"), ChatSettings(tool_format=ToolFormat.hermes))
+HERMES = ChatRenderer(chat_tokenizer("smollm2"), default_settings(ChatSettings, tool_format=ToolFormat.hermes))
 """Without tokens for the tags."""
 HEADER = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 

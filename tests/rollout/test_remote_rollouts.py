@@ -79,7 +79,7 @@ def played(*contents: str, tool_calls: ToolCalls = ToolCalls.text) -> Any:
     world = GuessWorld()
     rollouts = RemoteRollouts(
         model=Endpoint(),  # pyright: ignore[reportArgumentType]
-        settings=RemotePolicySettings(tool_calls=tool_calls),
+        settings=default_settings(RemotePolicySettings, tool_calls=tool_calls),
         temperature=0.0,
         top_p=1.0,
         seed=0,
@@ -123,7 +123,7 @@ def test_ids_and_reasoning_go_back_to_the_endpoint_and_each_result_answers_its_c
 
     world = GuessWorld(max_turns=3)
     with FaultyServer(answer=calling) as server:
-        settings = RemotePolicySettings(remote=server.settings())
+        settings = default_settings(RemotePolicySettings, remote=server.settings())
         rollouts = RemoteRollouts(
             model=ChatModel(settings.remote), settings=settings, temperature=0.0, top_p=1.0, seed=0
         )

@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from rti_exp.config.chat_settings import ChatSettings
+from rti_exp.config.defaults import default_settings
 from rti_exp.rollout.chat_renderer import ChatRenderer
 from rti_exp.types import Message
 from tests.support.fakes import GuessEpisode, tiny_gpt2, tiny_model
@@ -94,7 +95,7 @@ def sentencepiece_tokenizer(template: str) -> PreTrainedTokenizerFast:
 @functools.lru_cache(maxsize=1)
 def chat_renderer() -> ChatRenderer:
     """The renderer of the small Qwen3 tokenizer, without thinking."""
-    return ChatRenderer(chat_tokenizer("qwen3"), ChatSettings(thinking=False))
+    return ChatRenderer(chat_tokenizer("qwen3"), default_settings(ChatSettings, thinking=False))
 
 
 def qwen3_folder(cache: Path) -> Path:
