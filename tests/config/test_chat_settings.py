@@ -10,13 +10,14 @@ from omegaconf import DictConfig
 
 from rti_exp.config.chat_settings import ChatSettings
 from rti_exp.config.check import check
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import SettingsError
 from tests.support.chat_fakes import save_chat_policy
 
 
 def test_a_date_must_be_one() -> None:
     with pytest.raises(SettingsError, match=r"policy\.chat\.date='today'.*as in 2024-07-26"):
-        ChatSettings(date="today")
+        default_settings(ChatSettings, date="today")
 
 
 def test_the_date_makes_another_run_only_if_it_is_changed(

@@ -7,6 +7,7 @@ import datetime
 import pytest
 
 from rti_exp.config.chat_settings import ChatSettings, History
+from rti_exp.config.defaults import default_settings
 from rti_exp.config.settings import SettingsError
 from rti_exp.rollout.chat_renderer import ChatRenderer
 from rti_exp.rollout.chat_template import UnsupportedTemplate
@@ -32,7 +33,7 @@ CALLS = [Message(role="tool", content="one"), Message(role="tool", content="two"
 
 
 def ids_of(template: str, **settings: object) -> tuple[ChatRenderer, str]:
-    renderer = ChatRenderer(chat_tokenizer("smollm2", template), ChatSettings(**settings))  # pyright: ignore
+    renderer = ChatRenderer(chat_tokenizer("smollm2", template), default_settings(ChatSettings, **settings))
     return renderer, renderer.text(renderer.opening(OPENING, TOOLS))
 
 
