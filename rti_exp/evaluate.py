@@ -25,9 +25,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rti_exp.config.check import Config
 from rti_exp.config.compose import CONFIG_ERRORS, bad_config
 from rti_exp.config.remote_settings import RemotePolicySettings
+from rti_exp.config.typed_config import Config
 from rti_exp.evaluation.evaluator import EvaluationFailed, evaluate
 from rti_exp.evaluation.pass_rates import estimates
 from rti_exp.evaluation.request import read_request

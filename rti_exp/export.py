@@ -25,11 +25,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from rti_exp.config.check import Config, check_stored
+from rti_exp.config.check import check_stored
 from rti_exp.config.conversion import refuse_options
 from rti_exp.config.paths import policy_folder
 from rti_exp.config.policy_settings import DTYPES, PolicySettings, check_lora
 from rti_exp.config.settings import SettingsError
+from rti_exp.config.typed_config import Config
 from rti_exp.runs import read_config, read_status
 from rti_exp.runs.find import NotFound, find_run
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from rti_exp.config.check import Config, check
+from rti_exp.config.check import check
 from rti_exp.config.compose import CONFIG_ERRORS, bad_config, composed
 from rti_exp.config.conversion import refuse_options
 from rti_exp.config.engine_settings import VllmEngineSettings
@@ -30,6 +30,7 @@ from rti_exp.config.model_files import HUB, PACKAGED
 from rti_exp.config.paths import BUILTIN, policy_folder
 from rti_exp.config.remote_settings import RemotePolicySettings
 from rti_exp.config.settings import SettingsError
+from rti_exp.config.typed_config import Config
 from rti_exp.experiment.trainer import silence_libraries
 from rti_exp.models.known import ARCHITECTURES
 

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from rti_exp.config.check import Config, check
+from rti_exp.config.check import check
 from rti_exp.config.compose import CONFIG_ERRORS, bad_config, composed
 from rti_exp.config.conversion import refuse_options
 from rti_exp.config.role_settings import CorrectorSettings
 from rti_exp.config.settings import SettingsError
+from rti_exp.config.typed_config import Config
 from rti_exp.experiment.checks import check_parts
 from rti_exp.experiment.policies import PolicyLoader
 from rti_exp.experiment.trainer import prepare_process

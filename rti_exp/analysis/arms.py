@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rti_exp.analysis.text import short_name
-from rti_exp.config.check import VOLATILE
+from rti_exp.config.identity import VOLATILE
 from rti_exp.runs.differences import Flat
 
 IGNORED = frozenset({*VOLATILE, "seed", "hydra"})

@@ -7,11 +7,9 @@ raises `SettingsError`, whose message names the full key and says what would be 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +20,9 @@ from rti_exp.config.algorithm_settings import ALGORITHM_SETTINGS, teacher_path
 from rti_exp.config.chat_settings import CHAT_AT_FIRST
 from rti_exp.config.conversion import likely, signature_class, typed, unknown_key
 from rti_exp.config.engine_settings import ENGINE_SETTINGS, check_engine
-from rti_exp.config.fields import VOLATILE as IN_NO_KEY
-from rti_exp.config.fields import hints_of, identity_of, is_settings, marks
-from rti_exp.config.group_settings import (
+from rti_exp.config.fields import identity_of
+from rti_exp.config.identity import MOVED_TARGETS, TIMEOUT, as_plain, identity
+from rti_exp.config.job_settings import (
     BudgetSettings,
     LimitSettings,
     ProbeSettings,
@@ -52,69 +50,13 @@ from rti_exp.config.settings import (
     RunSettings,
     SettingsError,
 )
+from rti_exp.config.typed_config import Config, Part
 from rti_exp.runs import run_key
 
-MOVED_TARGETS = {
-    "rti_exp.town_probe.TownProbe": "rti_exp.pretraining.probe_cases.TownProbe",
-    "rti_exp.loggers.CsvLogger": "rti_exp.tracking.loggers.CsvLogger",
-    "rti_exp.loggers.WandbLogger": "rti_exp.tracking.loggers.WandbLogger",
-}
-"""Former names of classes that moved: configs that name them still work, and run keys are still made with them."""
-VOLATILE_GROUPS = ("logger", "trainer", "limits")
-"""Config groups excluded from the run key; `trainer.precision` is part of it."""
-VOLATILE = (*(name for name, hint in hints_of(TopSettings).items() if IN_NO_KEY in marks(hint)), *VOLATILE_GROUPS)
-"""Keys excluded from the run key: where the run is kept, logging, hardware, limits."""
 REMOVED_REMOTE_KEYS = ("price_input", "price_output", "price_cached_input", "max_cost")
 """Keys of earlier versions' endpoints. They were never part of the run key."""
 FORMER_TOP_KEYS = {"limits": {"env_failures": 0.5, "role_failures": 0.9}, "checkpoint_every": 1}
 """The behaviour of versions that did not have these keys yet."""
-TIMEOUT = "timeout"
-"""The key of `env` that is no option of the environment: seconds that one call into it may take."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A replaceable object: the class to make (None: no object), and its checked options."""
-
-    target: str | None
-    options: Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """A whole config, checked. `plain` is the same as JSON-able data, normalised; `key` its identity."""
-
-    top: TopSettings
-    run: RunSettings
-    rollout: RolloutSettings
-    evaluation: EvaluationSettings
-    algorithm: Part
-    gate: GateSettings | Part
-    """A `Part` for a gate from another package, named by `gate._target_`."""
-    reweight: ReweightSettings
-    intervention: InterventionSettings
-    prompts: PromptSettings
-    recorder: RecorderSettings
-    budget: BudgetSettings
-    limits: LimitSettings
-    trainer: TrainerSettings
-    policy: PolicySettings
-    engine: Part
-    env: Part
-    env_timeout: float | None
-    """Seconds that one call into the environment may take; None: it runs in this process, unbounded."""
-    validator: Part
-    corrector: Part
-    verifier: Part
-    probe: Part
-    logger: Part
-    plain: dict[str, Any]
-    key: str
-
-    def directory(self, study: str) -> Path:
-        return Path(self.top.runs_root).expanduser() / study / self.key
-
-
 GROUPS: dict[str, tuple[str, type]] = {
     "rollout": ("rollout", RolloutSettings),
     "eval": ("evaluation", EvaluationSettings),
@@ -217,7 +159,7 @@ def checked(nodes: dict[str, Any]) -> Config:
     plain = _plain(nodes, run, top, made, parts)
     plain["env"][TIMEOUT] = timeout
     settings = {key: made[attribute] for key, (attribute, _) in classes.items()} | parts
-    key = run_key(_identity(plain, settings))
+    key = run_key(identity(plain, settings))
     return Config(run=run, top=top, env_timeout=timeout, plain=plain, key=key, **made, **parts)
 
 
@@ -275,7 +217,7 @@ def check_files(config: Config) -> None:
 
 def _check_chat(policy: PolicySettings, folders: Sequence[Path]) -> None:
     """That options of chat templates have one to act on: the policy's, or that of a model that plays a role."""
-    plain = identity_of(policy.chat, _data(policy.chat))
+    plain = identity_of(policy.chat, as_plain(policy.chat))
     changed = [name for name, value in plain.items() if CHAT_AT_FIRST.get(name, "") != value]
     if changed and not any(map(has_chat_template, folders)):
         raise SettingsError(
@@ -310,45 +252,9 @@ def _plain(nodes: Mapping[str, Any], run: Any, top: Any, made: Mapping[str, Any]
     plain: dict[str, Any] = {}
     for key in nodes:
         if key in GROUPS:
-            plain[key] = _data(made[GROUPS[key][0]])
+            plain[key] = as_plain(made[GROUPS[key][0]])
         elif key in PARTS:
-            plain[key] = _data(parts[key])
+            plain[key] = as_plain(parts[key])
         else:
             plain[key] = scalars[key]
     return plain
-
-
-def _data(settings: Any) -> Any:
-    if isinstance(settings, enum.Enum):
-        return settings.name
-    if isinstance(settings, Part):
-        return {"_target_": settings.target, **_data(settings.options)}
-    if dataclasses.is_dataclass(settings):
-        return {entry.name: _data(getattr(settings, entry.name)) for entry in dataclasses.fields(settings)}
-    if isinstance(settings, Mapping):
-        return {str(key): _data(value) for key, value in settings.items()}
-    if isinstance(settings, list | tuple):
-        return [_data(value) for value in settings]
-    return settings
-
-
-def _identity(plain: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The data that the run key is made of. Names and keys that changed since are those of the first version."""
-    identity = {key: value for key, value in plain.items() if key not in VOLATILE}
-    for key, part in settings.items():
-        options = part.options if isinstance(part, Part) else part
-        if key in identity and is_settings(options):
-            target = {"_target_": part.target} if isinstance(part, Part) else {}
-            identity[key] = target | identity_of(options, plain[key])
-    verifier = identity["verifier"]
-    if verifier["_target_"] in VERIFIER_SETTINGS:
-        verifier["steps_per_call"] = 8
-        verifier["policy"] = verifier.pop("path", None) or verifier["policy"]
-    former = {moved: name for name, moved in MOVED_TARGETS.items()}
-    identity["probe"] = {
-        **identity["probe"],
-        "_target_": former.get(plain["probe"]["_target_"], plain["probe"]["_target_"]),
-    }
-    identity["env"] = {key: value for key, value in plain["env"].items() if key != TIMEOUT}
-    identity["precision"] = plain["trainer"]["precision"]
-    return identity

@@ -14,7 +14,7 @@ from rti_exp.config.compose import composed
 from rti_exp.config.conversion import typed
 from rti_exp.config.engine_settings import LocalEngineSettings, VllmEngineSettings
 from rti_exp.config.fields import hints_of
-from rti_exp.config.group_settings import (
+from rti_exp.config.job_settings import (
     BudgetSettings,
     LimitSettings,
     ProbeSettings,

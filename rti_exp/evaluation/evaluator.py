@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rti_exp.config.check import Config
 from rti_exp.config.fields import identity_of
 from rti_exp.config.paths import policy_folder
 from rti_exp.config.policy_settings import PolicySettings
 from rti_exp.config.remote_settings import RemotePolicySettings
 from rti_exp.config.settings import SettingsError
+from rti_exp.config.typed_config import Config
 from rti_exp.envs.base import Environment
 from rti_exp.evaluation.heldout_rollouts import Pending, Record, close_environment, local_rollouts, remote_rollouts
 from rti_exp.evaluation.pass_rates import Row, missing_samples, result_row, too_few_tasks

@@ -11,12 +11,13 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rti_exp.config.check import Config, check, check_stored
+from rti_exp.config.check import check, check_stored
 from rti_exp.config.compose import composed
 from rti_exp.config.conversion import refuse_options
 from rti_exp.config.paths import assets_root
 from rti_exp.config.remote_settings import RemotePolicySettings
 from rti_exp.config.settings import SettingsError
+from rti_exp.config.typed_config import Config
 from rti_exp.experiment.checks import check_parts
 from rti_exp.experiment.remote_models import check_endpoints, endpoints
 from rti_exp.experiment.trainer import check_accelerator

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rti_exp.config.algorithm_settings import LuffySettings, teacher_path
-from rti_exp.config.check import Config, Part
 from rti_exp.config.settings import GateSettings, SettingsError
+from rti_exp.config.typed_config import Config, Part
 from rti_exp.envs.base import Environment
 from rti_exp.experiment.parts import build_environment, build_part, environment_tasks, options_of, require_heldout
 from rti_exp.experiment.policies import LoadedPolicy, PolicyLoader

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from rti_exp.config.algorithm_settings import CORRECTED, LuffySettings
-from rti_exp.config.check import Config, Part, check_files
-from rti_exp.config.group_settings import TrainerSettings
+from rti_exp.config.check import check_files
+from rti_exp.config.job_settings import TrainerSettings
 from rti_exp.config.policy_settings import LoraSettings
 from rti_exp.config.settings import SettingsError
+from rti_exp.config.typed_config import Config, Part
 from rti_exp.envs.base import Environment
 from rti_exp.envs.isolated import IsolatedEnvironment
 from rti_exp.experiment.parts import broken_environment, build_environment, environment_tasks, require_heldout

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.utils import instantiate
 
-from rti_exp.config.check import TIMEOUT, Part, read_part
+from rti_exp.config.check import read_part
 from rti_exp.config.defaults import default_settings, node_at
 from rti_exp.config.engine_settings import LocalEngineSettings
+from rti_exp.config.identity import TIMEOUT
 from rti_exp.config.settings import SettingsError
+from rti_exp.config.typed_config import Part
 from rti_exp.envs.base import Environment
 from rti_exp.envs.contract import checked_tasks
 from rti_exp.envs.isolated import IsolatedEnvironment

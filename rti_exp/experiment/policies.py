@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rti_exp.config.check import Part
 from rti_exp.config.paths import policy_folder
 from rti_exp.config.policy_settings import PolicySettings
 from rti_exp.config.settings import SettingsError
+from rti_exp.config.typed_config import Part
 from rti_exp.experiment.parts import build_part, options_of
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rti_exp.config.check import Config
 from rti_exp.config.remote_settings import RemoteSettings
 from rti_exp.config.settings import Scorer, SettingsError
+from rti_exp.config.typed_config import Config
 
 if TYPE_CHECKING:
     from rti_exp.intervention.pipeline import Roles

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rti_exp.config.check import Part
 from rti_exp.config.role_settings import CorrectorSettings, JudgeSettings, PromptSettings, VerifierSettings
+from rti_exp.config.typed_config import Part
 from rti_exp.experiment.parts import build_part, options_of
 from rti_exp.experiment.policies import LoadedPolicy, PolicyLoader
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rti_exp.config.group_settings import TrainerSettings
+from rti_exp.config.job_settings import TrainerSettings
 from rti_exp.config.settings import SettingsError
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from rti_exp.config.check import Config
 from rti_exp.config.policy_settings import LoraSettings
+from rti_exp.config.typed_config import Config
 from rti_exp.models.head import CHUNK_VALUES, CHUNKED_FROM
 
 ADAM_MOMENTS = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from rti_exp.config.group_settings import ProbeSettings
+from rti_exp.config.job_settings import ProbeSettings
 from rti_exp.config.settings import SettingsError
 from rti_exp.envs.base import Environment
 from rti_exp.envs.town import Town

@@ -16,7 +16,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig
 
-from rti_exp.config.check import Config, as_data, checked
+from rti_exp.config.check import as_data, checked
+from rti_exp.config.typed_config import Config
 from rti_exp.experiment.checks import check_parts
 from rti_exp.tracking.loggers import check_logger
 

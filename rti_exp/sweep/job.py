@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from rti_exp.config.check import Config, check
+from rti_exp.config.check import check
 from rti_exp.config.settings import SettingsError
+from rti_exp.config.typed_config import Config
 from rti_exp.engines.base import EngineUnusable
 from rti_exp.evaluation.pass_rates import too_few_tasks
 from rti_exp.experiment.build import build_experiment, build_logger

@@ -12,9 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rti_exp.config.check import Config
 from rti_exp.config.paths import policy_folder
 from rti_exp.config.settings import SettingsError
+from rti_exp.config.typed_config import Config
 from rti_exp.runs import RunLocked, RunUnwritable, adopt, done_elsewhere, read_status
 from rti_exp.sweep.configs import SweepConfigs
 from rti_exp.sweep.overrides import key_of, study_name, swept_keys, value_at

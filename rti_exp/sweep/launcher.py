@@ -21,7 +21,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from rti_exp.config.group_settings import study_name
+from rti_exp.config.job_settings import study_name
 from rti_exp.config.settings import SettingsError
 
 if TYPE_CHECKING:

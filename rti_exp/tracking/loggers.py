@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rti_exp.config.check import Config
 from rti_exp.config.settings import SettingsError
+from rti_exp.config.typed_config import Config
 from rti_exp.runs import REPORT_FILES, Run
 from rti_exp.runs.json_lines import plain, read_lines
 from rti_exp.tracking.wandb_login import NO_LOGIN, has_login

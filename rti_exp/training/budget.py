@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rti_exp.config.group_settings import BudgetSettings
+from rti_exp.config.job_settings import BudgetSettings
 from rti_exp.training.iteration import Iteration
 
 

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import torch
 
-from rti_exp.config.check import TIMEOUT, VOLATILE
+from rti_exp.config.identity import TIMEOUT, VOLATILE
 from rti_exp.runs.differences import ABSENT, differing
 from rti_exp.runs.json_lines import replace_atomically, to_json
 

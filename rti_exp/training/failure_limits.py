@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rti_exp.config.group_settings import LimitSettings
+from rti_exp.config.job_settings import LimitSettings
 from rti_exp.types import Group, Outcome
 
 UNUSABLE_ANSWERS = (Outcome.NO_VERDICT, Outcome.NO_CORRECTION, Outcome.NO_CHECK, Outcome.ROLE_FAILED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rti_exp.config.group_settings import BudgetSettings, LimitSettings
+from rti_exp.config.job_settings import BudgetSettings, LimitSettings
 from rti_exp.config.settings import RunSettings, UpdateSettings
 
 

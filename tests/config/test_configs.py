@@ -16,10 +16,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rti_exp.config.algorithm_settings import ALGORITHM_SETTINGS
-from rti_exp.config.check import GROUPS, PARTS, VOLATILE, check, check_stored
+from rti_exp.config.check import GROUPS, PARTS, check, check_stored
 from rti_exp.config.defaults import default_settings
 from rti_exp.config.engine_settings import LocalEngineSettings
-from rti_exp.config.group_settings import ProbeSettings, TopSettings
+from rti_exp.config.identity import VOLATILE
+from rti_exp.config.job_settings import ProbeSettings, TopSettings
 from rti_exp.config.paths import assets_root
 from rti_exp.config.settings import RunSettings, SettingsError
 from rti_exp.experiment.checks import check_parts

@@ -16,7 +16,7 @@ import pytest
 from rti_exp.config.check import check
 from rti_exp.config.compose import composed
 from rti_exp.config.defaults import default_settings
-from rti_exp.config.group_settings import LimitSettings
+from rti_exp.config.job_settings import LimitSettings
 from rti_exp.config.paths import assets_root
 from rti_exp.config.settings import EvidenceChoice, GateSettings, InterventionSettings, RolloutSettings, SettingsError
 from rti_exp.envs.base import Environment, Episode, StepResult

@@ -18,7 +18,7 @@ from pytorch_lightning import Callback, Trainer
 from transformers import PreTrainedModel
 
 from rti_exp.config.defaults import default_settings
-from rti_exp.config.group_settings import BudgetSettings, LimitSettings
+from rti_exp.config.job_settings import BudgetSettings, LimitSettings
 from rti_exp.config.role_settings import JudgeSettings, RolePrompt, VerifierSettings
 from rti_exp.config.settings import (
     AlgorithmSettings,

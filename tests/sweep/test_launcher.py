@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from rti_exp.config.defaults import default_settings
-from rti_exp.config.group_settings import TopSettings
+from rti_exp.config.job_settings import TopSettings
 from rti_exp.config.settings import SettingsError
 from rti_exp.runs import Run, read_status
 from rti_exp.sweep import jobs as sweep_jobs

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from rti_exp.config.check import Config, check
+from rti_exp.config.check import check
 from rti_exp.config.settings import SettingsError
+from rti_exp.config.typed_config import Config
 from rti_exp.runs import Run
 from rti_exp.tracking.loggers import TABLE_COLUMNS, CsvLogger, WandbLogger, finite, intervention_table, tags, unfailing
 from tests.support.wandb_environment import without_login

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from rti_exp.config.defaults import default_settings
-from rti_exp.config.group_settings import LimitSettings
+from rti_exp.config.job_settings import LimitSettings
 from rti_exp.training.failure_limits import (
     EnvironmentDownError,
     RolesDownError,

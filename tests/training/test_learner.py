@@ -13,7 +13,7 @@ from transformers import Qwen3ForCausalLM
 
 from rti_exp.config.defaults import default_settings
 from rti_exp.config.fields import hints_of
-from rti_exp.config.group_settings import TrainerSettings
+from rti_exp.config.job_settings import TrainerSettings
 from rti_exp.config.settings import AlgorithmSettings, RunSettings, Scope
 from rti_exp.training.batch import micro_batches
 from rti_exp.training.learner import RTIModule

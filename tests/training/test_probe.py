@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rti_exp.config.defaults import default_settings
-from rti_exp.config.group_settings import ProbeSettings
+from rti_exp.config.job_settings import ProbeSettings
 from rti_exp.config.settings import AlgorithmSettings, EvaluationSettings, RunSettings, SettingsError
 from rti_exp.experiment.parts import default_environment
 from rti_exp.pretraining.probe_cases import TownProbe
