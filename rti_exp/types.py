@@ -110,7 +110,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """An engine's output. `log_probs` are the policy's at temperature 1, under any sampling options."""
+    """An engine's output. `log_probs` are the policy's, of the distribution that sampled."""
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
@@ -132,7 +132,8 @@ class Turn:
     context_ids: tuple[int, ...]
     action_ids: tuple[int, ...]
     action_log_probs: tuple[float, ...]
-    """The author's log-prob of each id under the rollout prompt at temperature 1 (for a correction, the policy's)."""
+    """The author's log-prob of each id under the rollout prompt, of the logits over the rollout's temperature (for a
+    correction, the policy's)."""
     message: Message
     observations: tuple[Message, ...]
     author: Author

@@ -252,7 +252,7 @@ class Sampling(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """A step's token and its log-prob at temperature 1, and each member's count of tokens."""
+    """A step's token, its log-prob in the distribution that sampled it, and each member's count of tokens."""
 
     ids_M: Array
     log_probs_M: Array
@@ -287,10 +287,11 @@ def advance(
         total = 0.0
         for v in range(size):
             total += scratch_V[v]
-        log_total = np.log(total)
+        scale = 1.0
         chosen = best
         if temperature > 0:
             if temperature != 1:
+                scale = temperature
                 for v in range(size):
                     scratch_V[v] = (row[v] - largest) / temperature
                 exponentials(scratch_V, powers_V, size)
@@ -299,7 +300,7 @@ def advance(
                     total += scratch_V[v]
             chosen = _sampled(scratch_V, sampling.uniforms_M[member] * total, size)
         outputs.ids_M[member] = chosen
-        outputs.log_probs_M[member] = _F(row[chosen] - largest - log_total)
+        outputs.log_probs_M[member] = _F((row[chosen] - largest) / scale - np.log(total))
         outputs.counts_M[member] += 1
         rows.tokens_B[b] = chosen
         rows.positions_B[b] += 1

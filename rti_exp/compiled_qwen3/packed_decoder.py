@@ -39,7 +39,12 @@ class PackedDecoder(PlainQwen3):
     """
 
     def log_probs(
-        self, rows: Sequence[Sequence[int]], rows_M: Tensor, columns_M: Tensor, targets_M: Tensor
+        self,
+        rows: Sequence[Sequence[int]],
+        rows_M: Tensor,
+        columns_M: Tensor,
+        targets_M: Tensor,
+        temperature: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs of tokens, with gradient to the weights if enabled, and entropies, without; [M] each, in nats.
 
@@ -47,10 +52,13 @@ class PackedDecoder(PlainQwen3):
             rows: token ids of each row.
             rows_M, columns_M: the place in `rows` after which each target stands.
             targets_M: token ids.
+            temperature: the logits are divided by it.
         """
         packing = pack(rows)
         states_MD = self.states(packing, padded(packing.tokens_BT[rows_M, columns_M]))
         logits_MV = linear(states_MD, self._model.lm_head.weight)
+        if temperature != 1:
+            logits_MV = logits_MV / temperature
         log_probs_M, entropies_M = chosen_log_probs(logits_MV, padded(targets_M))
         return log_probs_M[: len(targets_M)], entropies_M[: len(targets_M)]
 

@@ -126,7 +126,7 @@ class RolloutDecoder(PlainQwen3):
             stops_MV: whether a token ends the row.
 
         Returns:
-            Ids and log-probs at temperature 1 [T, M], and the number of tokens [M].
+            Ids and log-probs [T, M], of the distribution that sampled, and the number of tokens [M].
         """
         ids_TM = np.zeros((limits_M.max(), len(slots_M)), np.int64)
         log_probs_TM, counts_M = np.zeros(ids_TM.shape, np.float32), np.zeros(len(slots_M), np.int64)
@@ -155,6 +155,7 @@ class RolloutDecoder(PlainQwen3):
         *,
         rows_M: Array,
         targets: Sequence[int],
+        temperatures: Sequence[float],
         max_tokens: int,
     ) -> list[float]:
         """Stores the tokens' keys and values, and gives the log-prob of each target.
@@ -164,6 +165,7 @@ class RolloutDecoder(PlainQwen3):
             tokens_N, slots_N, positions_N: tokens of one slot are consecutive and in order.
             rows_M: the token after which each target stands, ascending.
             targets: token ids.
+            temperatures: one for each target.
             max_tokens: of one pass.
         """
         values: list[float] = []
@@ -172,8 +174,12 @@ class RolloutDecoder(PlainQwen3):
             rows_here = torch.from_numpy(rows_M[(rows_M >= start) & (rows_M < part.stop)] - start)
             tokens, slots, positions = (torch.from_numpy(array[part]) for array in (tokens_N, slots_N, positions_N))
             for states_CD in self.states(cache, tokens, slots, positions, rows_here).split(_LOGIT_ROWS):
-                targets_C1 = torch.tensor(targets[len(values) : len(values) + len(states_CD)])[:, None]
-                values += self._logits(states_CD).log_softmax(dim=1).gather(1, targets_C1.long())[:, 0].tolist()
+                here = slice(len(values), len(values) + len(states_CD))
+                targets_C1 = torch.tensor(targets[here])[:, None]
+                logits_CV = self._logits(states_CD)
+                if any(temperature != 1 for temperature in temperatures[here]):
+                    logits_CV = logits_CV / torch.tensor(temperatures[here])[:, None]
+                values += logits_CV.log_softmax(dim=1).gather(1, targets_C1.long())[:, 0].tolist()
         return values
 
     def states(

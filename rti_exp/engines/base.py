@@ -38,7 +38,11 @@ class RequestsFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Sampling options. `temperature` 0 is greedy. Returned log-probs are always at temperature 1."""
+    """Sampling options.
+
+    Returned log-probs are those of the distribution that sampled: of the logits over `temperature`, renormalised over
+    the nucleus of `top_p`. Temperature 0 is greedy; its log-probs are at temperature 1.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -60,10 +64,11 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRequest:
-    """Log-probs at temperature 1 of `token_ids` after `prompt_ids`."""
+    """Log-probs of `token_ids` after `prompt_ids`, of the logits over `temperature`."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
+    temperature: float = 1.0
 
 
 class Engine(Protocol):
@@ -87,7 +92,7 @@ class Engine(Protocol):
         ...
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
-        """Log-probs at temperature 1, in the order of `requests`, each as long as its `token_ids`.
+        """Log-probs in the order of `requests`, each as long as its `token_ids`.
 
         Raises:
             EngineUnavailable: the engine stayed down after retries.

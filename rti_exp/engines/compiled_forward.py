@@ -57,7 +57,14 @@ class CompiledForward:
         )
         targets = [target for span in spans for target in span.targets]
         values = self._decoder.log_probs(
-            cache, tokens_N, slots_N, positions_N, rows_M=rows_M, targets=targets, max_tokens=max_tokens
+            cache,
+            tokens_N,
+            slots_N,
+            positions_N,
+            rows_M=rows_M,
+            targets=targets,
+            temperatures=[span.temperature for span in spans for _ in span.targets],
+            max_tokens=max_tokens,
         )
         return by_span(spans, values)
 

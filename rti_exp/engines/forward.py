@@ -14,7 +14,7 @@ from rti_exp.engines.key_value_cache import KeyValueCache
 from rti_exp.engines.prefix_index import Row
 
 Decoded = tuple[tuple[int, ...], tuple[float, ...]]
-"""Token ids and their log-probs at temperature 1."""
+"""Token ids and their log-probs, of the distribution that sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,8 @@ class Span:
     end: int
     first: int = 0
     targets: tuple[int, ...] = ()
+    temperature: float = 1.0
+    """Of the targets' log-probs."""
 
 
 class Forward(Protocol):

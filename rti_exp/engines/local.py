@@ -98,7 +98,7 @@ class LocalEngine:
         return completions
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
-        """Log-probs at temperature 1 in fp32, in the order of `requests`; equal requests are computed once.
+        """Log-probs in fp32, in the order of `requests`; equal requests are computed once.
 
         Raises:
             ValueError: an empty prompt.
@@ -106,15 +106,15 @@ class LocalEngine:
             FloatingPointError: a log-prob is not finite.
         """
         self._check_lengths([(len(request.prompt_ids), max(len(request.token_ids), 1)) for request in requests])
-        distinct = dict.fromkeys((request.prompt_ids, request.token_ids) for request in requests if request.token_ids)
-        pairs = sorted(distinct, key=lambda pair: len(pair[0]) + len(pair[1]))
-        scores: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, ...]] = {}
+        distinct = dict.fromkeys(request for request in requests if request.token_ids)
+        pending = sorted(distinct, key=lambda request: len(request.prompt_ids) + len(request.token_ids))
+        scores: dict[ScoreRequest, tuple[float, ...]] = {}
         with self._evaluating():
-            for start in range(0, len(pairs), self._max_batch):
-                chunk = pairs[start : start + self._max_batch]
+            for start in range(0, len(pending), self._max_batch):
+                chunk = pending[start : start + self._max_batch]
                 scores.update(zip(chunk, self._score(chunk), strict=True))
         self.scored_tokens += sum(len(request.token_ids) for request in requests)
-        return [scores.get((request.prompt_ids, request.token_ids), ()) for request in requests]
+        return [scores.get(request, ()) for request in requests]
 
     def _check_lengths(self, lengths: Sequence[tuple[int, int]]) -> None:
         """Checks (tokens of the prompt, new tokens) of each request."""
@@ -188,14 +188,22 @@ class LocalEngine:
             )
         return [completions[index] for index in range(len(requests))]
 
-    def _score(self, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[tuple[float, ...]]:
-        fed = [prompt_ids + token_ids[:-1] for prompt_ids, token_ids in pairs]
-        firsts = [len(prompt_ids) - 1 for prompt_ids, _ in pairs]
+    def _score(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
+        fed = [request.prompt_ids + request.token_ids[:-1] for request in requests]
+        firsts = [len(request.prompt_ids) - 1 for request in requests]
         seats = self._pool.seat(fed, firsts, [0] * len(fed), max(len(ids) for ids in fed))
         log_probs = self._feed(
             [
-                Span(row=seat.row, ids=ids, start=seat.shared, end=len(ids), first=first, targets=token_ids)
-                for seat, ids, first, (_, token_ids) in zip(seats, fed, firsts, pairs, strict=True)
+                Span(
+                    row=seat.row,
+                    ids=ids,
+                    start=seat.shared,
+                    end=len(ids),
+                    first=first,
+                    targets=request.token_ids,
+                    temperature=request.temperature,
+                )
+                for seat, ids, first, request in zip(seats, fed, firsts, requests, strict=True)
             ]
         )
         for seat, ids in zip(seats, fed, strict=True):

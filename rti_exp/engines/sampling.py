@@ -57,8 +57,8 @@ def nucleus(probabilities_BV: Tensor, top_p_B: Tensor) -> Tensor:
 class Sampler:
     """Draws for a batch of rows, each with its own temperature, top_p and seed.
 
-    Temperature 0 takes the likeliest token (the first of equal ones). Log-probs are of the raw logits at
-    temperature 1, in fp32.
+    Temperature 0 takes the likeliest token (the first of equal ones). Log-probs are in fp32, of the distribution that
+    sampled; at temperature 0, of the raw logits.
     """
 
     def __init__(self, samplings: Sequence[Sampling], seeds: Sequence[int], device: torch.device) -> None:
@@ -67,6 +67,7 @@ class Sampler:
         self._all_greedy = all(value == 0 for value in temperatures)
         self._any_greedy = any(value == 0 for value in temperatures)
         self._any_scaled = any(value not in (0, 1) for value in temperatures)
+        self._scaled_B = torch.tensor([value not in (0, 1) for value in temperatures], device=device)
         self._any_nucleus = any(sampling.top_p < 1 for sampling in samplings)
         self._greedy_B = torch.tensor([value == 0 for value in temperatures], device=device)
         self._temperature_B = torch.tensor([value or 1.0 for value in temperatures], device=device)
@@ -76,21 +77,30 @@ class Sampler:
     def __call__(self, logits_BV: Tensor, step: int, rows_B: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and log-probs, [B] each, of step `step`; `rows_B` says which of the batch's rows these are."""
         logits_BV = logits_BV.float()
-        log_probs_BV = logits_BV.log_softmax(dim=1)
+        log_probs_BV = self._log_probs(logits_BV, rows_B)
         if self._all_greedy:
             ids_B = logits_BV.argmax(dim=1)
-        else:
-            ids_B = draw(self._probabilities(logits_BV, log_probs_BV, rows_B), self._uniforms_TB[step][rows_B])
-            if self._any_greedy:
-                ids_B = torch.where(self._greedy_B[rows_B], logits_BV.argmax(dim=1), ids_B)
-        return ids_B, log_probs_BV.gather(1, ids_B[:, None])[:, 0]
-
-    def _probabilities(self, logits_BV: Tensor, log_probs_BV: Tensor, rows_B: Tensor) -> Tensor:
-        if self._any_scaled:
-            below_best_BV = logits_BV - logits_BV.amax(dim=1, keepdim=True)  # no overflow at small temperatures
-            probabilities_BV = (below_best_BV / self._temperature_B[rows_B, None]).softmax(dim=1)
-        else:
-            probabilities_BV = log_probs_BV.exp()
+            return ids_B, _at(log_probs_BV, ids_B)
+        probabilities_BV = log_probs_BV.exp()
         if self._any_nucleus:
             probabilities_BV = nucleus(probabilities_BV, self._top_p_B[rows_B])
-        return probabilities_BV
+        ids_B = draw(probabilities_BV, self._uniforms_TB[step][rows_B])
+        if self._any_greedy:
+            ids_B = torch.where(self._greedy_B[rows_B], logits_BV.argmax(dim=1), ids_B)
+        log_probs_B = _at(log_probs_BV, ids_B)
+        if self._any_nucleus:
+            kept_B = (self._top_p_B[rows_B] < 1) & ~self._greedy_B[rows_B]
+            log_probs_B -= torch.where(kept_B, probabilities_BV.sum(dim=1).log(), 0.0)
+        return ids_B, log_probs_B
+
+    def _log_probs(self, logits_BV: Tensor, rows_B: Tensor) -> Tensor:
+        log_probs_BV = logits_BV.log_softmax(dim=1)
+        if not self._any_scaled:
+            return log_probs_BV
+        below_best_BV = logits_BV - logits_BV.amax(dim=1, keepdim=True)  # no overflow at small temperatures
+        scaled_BV = (below_best_BV / self._temperature_B[rows_B, None]).log_softmax(dim=1)
+        return torch.where(self._scaled_B[rows_B, None], scaled_BV, log_probs_BV)
+
+
+def _at(values_BV: Tensor, ids_B: Tensor) -> Tensor:
+    return values_BV.gather(1, ids_B[:, None])[:, 0]

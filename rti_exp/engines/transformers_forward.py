@@ -17,6 +17,7 @@ from rti_exp.engines.decode_batch import DecodeBatch
 from rti_exp.engines.forward import Decoded, Span, by_span
 from rti_exp.engines.key_value_cache import SlotCache
 from rti_exp.engines.prefix_index import Row
+from rti_exp.models.head import at_temperatures
 
 _PADDING = 128
 """The most padded tokens of one pass; with more, its rows are split over two passes."""
@@ -85,7 +86,8 @@ class TransformersForward:
         rows_N, columns_N = torch.tensor([rows, columns], device=self.device)
         with _logits_only_at(self._model, rows_N, columns_N):
             logits_NV = self._logits(cache, tokens_BT, positions_BT, keep=0)
-        return by_span(spans, _log_probs(logits_NV, targets))
+        temperatures = [span.temperature for span in spans for _ in span.targets]
+        return by_span(spans, _log_probs(logits_NV, targets, temperatures))
 
     def _logits(self, cache: SlotCache, tokens_BT: Tensor, positions_BT: Tensor, *, keep: int) -> Tensor:
         """Logits of the last `keep` positions (0: all), [B, keep, V]."""
@@ -102,12 +104,13 @@ class TransformersForward:
         return self._model(**arguments).logits
 
 
-def _log_probs(logits_NV: Tensor, targets: Sequence[int]) -> list[float]:
-    """At temperature 1 in fp32, of `targets[n]` in row n."""
+def _log_probs(logits_NV: Tensor, targets: Sequence[int], temperatures: Sequence[float]) -> list[float]:
+    """In fp32, of `targets[n]` in row n."""
     values: list[float] = []
     targets_N1 = torch.tensor(targets, device=logits_NV.device)[:, None]
     for chunk_NV, chunk_N1 in zip(logits_NV.split(_LOGIT_ROWS), targets_N1.split(_LOGIT_ROWS), strict=True):
-        values += chunk_NV.float().log_softmax(dim=1).gather(1, chunk_N1)[:, 0].tolist()
+        scaled_NV = at_temperatures(chunk_NV.float(), temperatures[len(values) : len(values) + len(chunk_NV)])
+        values += scaled_NV.log_softmax(dim=1).gather(1, chunk_N1)[:, 0].tolist()
     return values
 
 

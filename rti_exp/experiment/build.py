@@ -121,6 +121,7 @@ def build_experiment(config: Config, run: Run | None, *, directory: Path) -> Exp
         settings=LearnerSettings(
             run=config.run,
             update=config.algorithm.options,
+            temperature=config.rollout.temperature,
             success_threshold=config.intervention.success_threshold,
             budget=config.budget,
             limits=config.limits,

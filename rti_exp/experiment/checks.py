@@ -6,7 +6,7 @@ from rti_exp.config.algorithm_settings import CORRECTED, LuffySettings
 from rti_exp.config.check import check_files
 from rti_exp.config.job_settings import TrainerSettings
 from rti_exp.config.policy_settings import LoraSettings
-from rti_exp.config.settings import SettingsError
+from rti_exp.config.settings import RolloutSettings, SettingsError
 from rti_exp.config.typed_config import Config, Part
 from rti_exp.envs.base import Environment
 from rti_exp.envs.isolated import IsolatedEnvironment
@@ -23,6 +23,8 @@ def check_parts(config: Config, *, training: bool = True) -> None:
         SettingsError: names the key and says what would be right.
     """
     _check_algorithm(config.algorithm, config.corrector, config.run.group_size)
+    if training:
+        _check_sampling(config.rollout)
     check_files(config)
     check_endpoints(endpoints(config), config.reweight.scorer)
     _check_strategy(config.trainer, config.policy.lora)
@@ -69,6 +71,16 @@ def _check_algorithm(algorithm: Part, corrector: Part, group_size: int) -> None:
         raise SettingsError(
             f"algorithm.n_prefix={options.n_prefix}: must be below group_size={group_size}, "
             "so that each group has a member of the policy's own"
+        )
+
+
+def _check_sampling(rollout: RolloutSettings) -> None:
+    if rollout.temperature == 0:
+        raise SettingsError("rollout.temperature=0.0: must be > 0 in training; greedy rollouts of a task are all equal")
+    if rollout.top_p < 1:
+        raise SettingsError(
+            f"rollout.top_p={rollout.top_p:g}: must be 1 in training; a correction could have tokens outside the "
+            "nucleus, which the policy never samples"
         )
 
 

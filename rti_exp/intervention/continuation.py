@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rti_exp.engines.base import ScoreRequest
 from rti_exp.envs.base import InfrastructureError
 from rti_exp.intervention.case import Continued, Ended, Scored
 from rti_exp.rollout.collector import Collector
@@ -39,15 +40,32 @@ class Continuation:
                 outcome = Outcome.TOO_PERPLEXING if shadow else Outcome.REPLAY_MISMATCH
                 ended.append(Ended(reached=scored, outcome=outcome, error=str(error), shadow=shadow))
                 continue
-            episode.take_turn(scored.corrected.correction.action_ids, scored.log_probs, Author.CORRECTOR)
             live.append((scored, shadow))
             episodes.append(episode)
+        for (scored, _), episode, log_probs in zip(live, episodes, self._behaviour([s for s, _ in live]), strict=True):
+            episode.take_turn(scored.corrected.correction.action_ids, log_probs, Author.CORRECTOR)
         children = self._collector.run(episodes, iteration=iteration, purpose="continue") if episodes else []
         continued = [
             Continued(scored=scored, child=child, shadow=shadow)
             for (scored, shadow), child in zip(live, children, strict=True)
         ]
         return continued, ended
+
+    def _behaviour(self, scored: Sequence[Scored]) -> list[tuple[float, ...]]:
+        """Log-probs of the corrections' tokens in the distribution that samples rollouts; the gate's are at 1."""
+        temperature = self._collector.settings.temperature
+        if temperature == 1 or not scored:
+            return [attempt.log_probs for attempt in scored]
+        return self._collector.engine.score(
+            [
+                ScoreRequest(
+                    prompt_ids=attempt.corrected.prompt_ids,
+                    token_ids=attempt.corrected.correction.action_ids,
+                    temperature=temperature,
+                )
+                for attempt in scored
+            ]
+        )
 
     def _resumed(self, scored: Scored) -> LiveEpisode:
         """An episode in the state before the harmful step.

@@ -37,7 +37,7 @@ class RolloutDecoder(Protocol):
         limits_M: np.ndarray,
         stops_MV: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids and log-probs at temperature 1 [T, M], and numbers of tokens [M], of rows that end at their stops."""
+        """Ids and log-probs [T, M], of the distribution that sampled, and numbers of tokens [M]."""
         ...
 
     def log_probs(
@@ -49,6 +49,7 @@ class RolloutDecoder(Protocol):
         *,
         rows_M: np.ndarray,
         targets: Sequence[int],
+        temperatures: Sequence[float],
         max_tokens: int,
     ) -> list[float]:
         """Stores keys and values of all tokens; the log-prob of each target after its token."""
@@ -59,7 +60,12 @@ class PackedForward(Protocol):
     """What the learner needs: a forward pass without padding, with gradient."""
 
     def log_probs(
-        self, rows: Sequence[Sequence[int]], rows_M: Tensor, columns_M: Tensor, targets_M: Tensor
+        self,
+        rows: Sequence[Sequence[int]],
+        rows_M: Tensor,
+        columns_M: Tensor,
+        targets_M: Tensor,
+        temperature: float,
     ) -> tuple[Tensor, Tensor]:
         """Log-prob of each target after its place in `rows`, and the entropy there, without gradient; [M] each."""
         ...

@@ -6,6 +6,7 @@ logits are computed twice, forward and backward, and never stored.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -18,22 +19,41 @@ CHUNK_VALUES = 2**24
 """Logits of one chunk. It changes memory, and the result by rounding only."""
 
 
+def over_temperature(logits_NV: Tensor, temperature: float) -> Tensor:
+    """Logits whose softmax is the distribution that samples at `temperature`; at 1 they are the same tensor."""
+    return logits_NV if temperature == 1 else logits_NV / temperature
+
+
+def at_temperatures(logits_NV: Tensor, temperatures: Sequence[float]) -> Tensor:
+    """As `over_temperature`, with a temperature for each row."""
+    if all(temperature == 1 for temperature in temperatures):
+        return logits_NV
+    return logits_NV / torch.tensor(temperatures, dtype=logits_NV.dtype, device=logits_NV.device)[:, None]
+
+
 def can_be_chunked(head: nn.Module | None) -> TypeGuard[nn.Linear]:
     """Whether `head` is a plain linear layer with a large vocabulary, its weights whole in this process."""
-    return type(head) is nn.Linear and head.out_features >= CHUNKED_FROM and type(head.weight.data) is Tensor
+    if type(head) is not nn.Linear or head._forward_hooks:
+        return False
+    return head.out_features >= CHUNKED_FROM and type(head.weight.data) is Tensor
 
 
-def chunked_log_probs(head: nn.Linear, hidden_ND: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+def chunked_log_probs(
+    head: nn.Linear, hidden_ND: Tensor, targets_N: Tensor, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Log-prob of each target, with gradient to `hidden_ND` and the head, and the distribution's entropy, without.
 
     Args:
         hidden_ND: hidden states before the head.
         targets_N: token ids.
+        temperature: the logits are divided by it.
 
     Returns:
         Two float32 tensors [N], in nats.
     """
-    log_probs_N, entropy_N = _ChunkedLogProbs.apply(hidden_ND, head.weight, head.bias, targets_N)  # pyright: ignore
+    log_probs_N, entropy_N = _ChunkedLogProbs.apply(  # pyright: ignore[reportGeneralTypeIssues]
+        hidden_ND, head.weight, head.bias, targets_N, temperature
+    )
     return log_probs_N, entropy_N
 
 
@@ -44,14 +64,19 @@ def _rows(vocabulary: int) -> int:
 class _ChunkedLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        temperature: float,
     ) -> tuple[Tensor, Tensor]:
         normalizers, chosen, entropies = [], [], []
-        ctx.dtype = hidden_ND.dtype
+        ctx.dtype, ctx.temperature = hidden_ND.dtype, temperature
         for hidden_CD, targets_C in _chunks(hidden_ND, targets_N, len(weight_VD)):
             logits_CV = functional.linear(hidden_CD, weight_VD, bias_V)
             ctx.dtype = logits_CV.dtype  # autocast's, if it is on
-            logits_CV = logits_CV.float()
+            logits_CV = over_temperature(logits_CV.float(), temperature)
             normalizer_C = logits_CV.logsumexp(dim=1)
             chosen.append(logits_CV.gather(1, targets_C[:, None])[:, 0] - normalizer_C)
             normalizers.append(normalizer_C)
@@ -69,7 +94,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         gradient_N = gradients[0]
         hidden_ND, weight_VD, bias_V, targets_N, normalizer_N = ctx.saved_tensors
-        wants_hidden, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        wants_hidden, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         weight = weight_VD.to(ctx.dtype)
         hidden_gradient = torch.empty_like(hidden_ND) if wants_hidden else None
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_weight else None
@@ -79,10 +104,12 @@ class _ChunkedLogProbs(torch.autograd.Function):
             part = slice(start, start + rows)
             hidden_CD = hidden_ND[part].to(ctx.dtype)
             logits_CV = functional.linear(hidden_CD, weight, None if bias_V is None else bias_V.to(ctx.dtype)).float()
+            logits_CV = over_temperature(logits_CV, ctx.temperature)
             # d log p(target) / d logits = onehot(target) - softmax
             logits_CV -= normalizer_N[part, None]
             logits_CV.exp_().mul_(-gradient_N[part, None])
             logits_CV.scatter_add_(1, targets_N[part, None], gradient_N[part, None].float())
+            logits_CV = over_temperature(logits_CV, ctx.temperature)
             if bias_gradient is not None:
                 bias_gradient += logits_CV.sum(dim=0)
             logits_CV = logits_CV.to(ctx.dtype)
@@ -94,6 +121,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             hidden_gradient,
             None if weight_gradient is None else weight_gradient.to(weight_VD.dtype),
             None if bias_gradient is None else bias_gradient.to(bias_V.dtype),  # pyright: ignore[reportOptionalMemberAccess]
+            None,
             None,
         )
 

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from rti_exp.config.settings import SettingsError
+from rti_exp.models.vocabulary import remove_ids_without_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,9 @@ def load(folder: Path, dtype: str, *, given: str) -> Loaded:
         )
     except (ValueError, OSError, KeyError, RuntimeError, ImportError) as error:
         raise SettingsError(f"{given}: cannot be loaded as a causal language model: {_first_line(error)}") from error
-    return Loaded(model=model.eval(), tokenizer=load_tokenizer(folder, given=given))
+    tokenizer = load_tokenizer(folder, given=given)
+    remove_ids_without_token(model, tokenizer)
+    return Loaded(model=model.eval(), tokenizer=tokenizer)
 
 
 def load_tokenizer(folder: Path, *, given: str) -> PreTrainedTokenizerFast:

@@ -37,7 +37,8 @@ def policy_loss(
 ) -> tuple[Tensor, PolicyLossStats]:
     """sum over the mask of -rho * min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), divided by `total_tokens`.
 
-    r = exp(log_probs - behaviour_log_probs), both under the rollout prompt at temperature 1, also for corrected tokens.
+    r = exp(log_probs - behaviour_log_probs), both under the rollout prompt and of the distribution that samples
+    rollouts (logits over their temperature), also for corrected tokens.
 
     Args:
         log_probs_BT: [B, T] of the current weights, with gradient; ignored where the mask is False.

@@ -31,12 +31,13 @@ class ShardedPolicy:
     Args:
         whole: the engine's model; its weights are overwritten by `fill`.
         mesh: one-dimensional, over the processes that share the weights.
+        temperature: the rollouts'.
     """
 
-    def __init__(self, whole: PreTrainedModel, mesh: DeviceMesh) -> None:
+    def __init__(self, whole: PreTrainedModel, mesh: DeviceMesh, temperature: float = 1.0) -> None:
         self.whole = whole
         self.model = copy.deepcopy(whole)
-        positions = TrainedPositions(self.model)  # before sharding: it tries the model out
+        positions = TrainedPositions(self.model, temperature)  # before sharding: it calls the model once
         layers: Any = self.model.get_decoder().layers
         for layer in layers:
             fully_shard(layer, mesh=mesh)

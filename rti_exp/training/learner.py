@@ -74,11 +74,11 @@ class RTIModule(LightningModule):
         self.reference = (reference or _frozen_copy(model)) if algorithm.needs_reference else None
         self.metric_sources = metric_sources
         self.budget = Budget(settings.budget)
-        self.policy: TrainedPolicy = WholePolicy(model)
+        self.policy: TrainedPolicy = WholePolicy(model, settings.temperature)
         self.update = PolicyUpdate(
             algorithm=algorithm,
             settings=settings.update,
-            reference=TrainedPositions(self.reference) if self.reference is not None else None,
+            reference=TrainedPositions(self.reference, settings.temperature) if self.reference is not None else None,
             seed=settings.run.seed,
         )
         self.iteration = 0
@@ -172,7 +172,7 @@ class RTIModule(LightningModule):
         if self.policy.sharded or self.device_mesh is None:
             return
         self.model.to(self.device)  # pyright: ignore[reportArgumentType]  (a decorator hides its signature)
-        self.policy = FSDPPolicy(self.model, self.device_mesh["data_parallel"])
+        self.policy = FSDPPolicy(self.model, self.device_mesh["data_parallel"], self.settings.temperature)
         self.model = self.policy.model
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

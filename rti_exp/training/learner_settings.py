@@ -12,6 +12,8 @@ from rti_exp.config.settings import RunSettings, UpdateSettings
 class LearnerSettings:
     run: RunSettings
     update: UpdateSettings
+    temperature: float
+    """The rollouts': the learner's log-probs are those of the distribution that sampled."""
     success_threshold: float
     """A trajectory succeeded iff its reward is at least this."""
     budget: BudgetSettings

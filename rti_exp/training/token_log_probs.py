@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rti_exp.models.fast_path import fast_path
-from rti_exp.models.head import can_be_chunked, chosen_log_probs, chunked_log_probs
+from rti_exp.models.head import can_be_chunked, chosen_log_probs, chunked_log_probs, over_temperature
 from rti_exp.training.batch import Batch
 
 
@@ -30,12 +30,16 @@ class TrainedPositions:
     If decoder and head alone do not give the model's logits (soft-capping, scaling, an architecture without these
     parts), all logits are computed and then gathered. A model with a fast path (`rti_exp.models.fast_path`) takes that.
 
+    Args:
+        temperature: the rollouts' (> 0): log-probs and entropies are those of the distribution that sampled.
+
     Attributes:
         gathers_hidden: whether hidden states are gathered before the head.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:
         self.model = model.eval()
+        self.temperature = temperature
         parts = _decoder_and_head(model)
         self.gathers_hidden = parts is not None and _give_the_models_logits(model, *parts)
         self._parts = parts if self.gathers_hidden else None
@@ -60,16 +64,17 @@ class TrainedPositions:
         if self._fast is not None and self._fast.applies():
             lengths = (batch.lengths_B - 1).tolist()
             rows = [row[:length] for row, length in zip(batch.token_ids_BT.tolist(), lengths, strict=True)]
-            return self._fast.update.log_probs(rows, rows_N, columns_N - 1, targets_N)
+            return self._fast.update.log_probs(rows, rows_N, columns_N - 1, targets_N, self.temperature)
         token_ids_BT = batch.token_ids_BT[:, :-1]
         if self._parts is None:
             logits_NV = self.model(input_ids=token_ids_BT, use_cache=False).logits[rows_N, columns_N - 1]
-            return chosen_log_probs(_at_least_float(logits_NV), targets_N)
+            return chosen_log_probs(over_temperature(_at_least_float(logits_NV), self.temperature), targets_N)
         decoder, head = self._parts
         hidden_ND = decoder(input_ids=token_ids_BT, use_cache=False).last_hidden_state[rows_N, columns_N - 1]
         if can_be_chunked(head):
-            return chunked_log_probs(head, hidden_ND, targets_N)
-        return chosen_log_probs(_at_least_float(head(hidden_ND)), targets_N)
+            return chunked_log_probs(head, hidden_ND, targets_N, self.temperature)
+        logits_NV = over_temperature(_at_least_float(head(hidden_ND)), self.temperature)
+        return chosen_log_probs(logits_NV, targets_N)
 
 
 def _at_least_float(logits_NV: Tensor) -> Tensor:

@@ -54,9 +54,9 @@ class WholePolicy:
 
     sharded = False
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, temperature: float) -> None:
         self.model = model
-        self._forward = TrainedPositions(model)
+        self._forward = TrainedPositions(model, temperature)
 
     @property
     def packs(self) -> bool:
@@ -84,8 +84,8 @@ class FSDPPolicy:
 
     sharded = True
 
-    def __init__(self, model: PreTrainedModel, mesh: DeviceMesh) -> None:
-        self._policy = ShardedPolicy(model, mesh)
+    def __init__(self, model: PreTrainedModel, mesh: DeviceMesh, temperature: float) -> None:
+        self._policy = ShardedPolicy(model, mesh, temperature)
         self.model = self._policy.model
 
     @property

@@ -248,6 +248,8 @@ def test_who_corrects(composed: Composed, overrides: list[str], corrected: bool)
         (["algorithm=opd", "corrector=self"], r"corrector: with rti_exp\.objective\.opd\.OPD it must be none"),
         (["algorithm=luffy", "algorithm.n_prefix=4", "group_size=4"], r"n_prefix=4: must be below group_size=4"),
         (["rollout.max_context=2049"], r"^rollout\.max_context=2049: must be at most 2048, the positions of "),
+        (["rollout.top_p=0.9"], r"^rollout\.top_p=0\.9: must be 1 in training; "),
+        (["rollout.temperature=0"], r"^rollout\.temperature=0\.0: must be > 0 in training; "),
         (["algorithm=luffy", "algorithm.teacher=nowhere"], r"algorithm\.teacher='nowhere': there is no nowhere"),
     ],
 )

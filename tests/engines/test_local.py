@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import random
 import subprocess
@@ -205,12 +206,33 @@ def test_greedy_takes_the_likeliest_and_returns_log_probs_at_temperature_one():
     assert first.log_probs == pytest.approx(full_log_probs(model, prompt, first.token_ids), abs=1e-5)
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(0.3, 1.0), (2.0, 1.0), (1.0, 0.5)])
-def test_log_probs_do_not_depend_on_temperature_or_top_p(temperature, top_p):
-    model = tiny_model()
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("temperature", "top_p"), [(0.3, 1.0), (2.0, 1.0), (1.0, 0.5), (0.6, 0.7)])
+def test_log_probs_are_those_of_the_distribution_that_sampled(temperature: float, top_p: float, compiled: bool):
+    model, prompt = tiny_model(sharpen=3.0), (1, 50, 60)
     sampling = Sampling(temperature=temperature, top_p=top_p, max_tokens=6)
-    completion = default_engine(model).generate([GenerateRequest(prompt_ids=(1, 50, 60), sampling=sampling, seed=4)])[0]
-    assert completion.log_probs == pytest.approx(full_log_probs(model, (1, 50, 60), completion.token_ids), abs=1e-5)
+    engine = default_engine(model, compiled=compiled)
+    [completion] = engine.generate([GenerateRequest(prompt_ids=prompt, sampling=sampling, seed=4)])
+    with torch.no_grad():
+        logits_TV = model(torch.tensor([prompt + completion.token_ids])).logits[0, len(prompt) - 1 : -1].double()
+    expected = []
+    for logits_V, token in zip(logits_TV, completion.token_ids, strict=True):
+        probabilities_V, order_V = (logits_V / temperature).softmax(0).sort(descending=True)
+        kept_V = probabilities_V[: int((probabilities_V.cumsum(0) < top_p).sum()) + 1]
+        expected.append(math.log(probabilities_V[order_V == token].item() / (kept_V.sum().item() if top_p < 1 else 1)))
+    assert completion.log_probs == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_scores_are_at_the_temperature_of_the_request(compiled: bool):
+    model, prompt, tokens = tiny_model(sharpen=3.0), (1, 50, 60), (7, 8)
+    engine = default_engine(model, compiled=compiled)
+    requests = [ScoreRequest(prompt_ids=prompt, token_ids=tokens, temperature=value) for value in (1.0, 0.5)]
+    with torch.no_grad():
+        logits_TV = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    for request, scores in zip(requests, engine.score(requests), strict=True):
+        expected_TV = (logits_TV / request.temperature).log_softmax(dim=1)
+        assert scores == pytest.approx([expected_TV[0, 7].item(), expected_TV[1, 8].item()], abs=1e-4)
 
 
 def test_the_models_own_generation_config_is_not_read():

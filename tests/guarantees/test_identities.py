@@ -130,6 +130,19 @@ def test_ratio_of_the_first_update_is_one(make: Any) -> None:
     assert metrics["loss/clip_share"] == 0.0
 
 
+@pytest.mark.parametrize("temperature", [0.6, 1.7])
+def test_ratio_of_the_first_update_is_one_at_each_temperature(temperature: float) -> None:
+    """Behaviour and training log-probs are of the distribution that sampled."""
+    run = default_settings(RunSettings, seed=5, max_iterations=1, tasks_per_iteration=4, group_size=4)
+    settings = default_settings(AlgorithmSettings, updates=1, learning_rate=1e-3)
+    module = sampled(run=run, settings=settings, temperature=temperature)
+    collector: Any = module.rollouts.collector
+    collector.settings = dataclasses.replace(collector.settings, temperature=temperature)
+    metrics = fit(module).last_metrics
+    assert (metrics["tokens/trained"] or 0) > 0
+    assert metrics["loss/ratio_max"] == pytest.approx(1.0, abs=1e-5)
+
+
 def test_ratio_of_a_later_update_is_not_one() -> None:
     assert abs((fit(acted(settings=ALGORITHM)).last_metrics["loss/ratio_max"] or 0.0) - 1) > 1e-3
 

@@ -119,13 +119,17 @@ def test_a_real_model_scores_and_continues_where_it_was_cut_off():
             assert correction is not None
             assert record.outcome is Outcome.STILL_FAILED
             assert child.turns[0].context_ids == parent.turns[0].context_ids
-            assert child.turns[0].action_log_probs == record.log_probs
-            scored = [(correction.prompt_ids, correction.action_ids, record.calibration_log_probs)]
-            scored += [
-                (child.prompt_ids(k), turn.action_ids, turn.action_log_probs) for k, turn in enumerate(child.turns)
+            scored = [
+                (correction.prompt_ids, correction.action_ids, record.calibration_log_probs, 1.0),
+                (child.prompt_ids(0), correction.action_ids, record.log_probs, 1.0),  # the gate's
             ]
-            for prompt_ids, token_ids, log_probs in scored:
-                [again] = policy.score([ScoreRequest(prompt_ids=prompt_ids, token_ids=token_ids)])
+            scored += [
+                (child.prompt_ids(k), turn.action_ids, turn.action_log_probs, 0.8) for k, turn in enumerate(child.turns)
+            ]
+            for prompt_ids, token_ids, log_probs, temperature in scored:
+                [again] = policy.score(
+                    [ScoreRequest(prompt_ids=prompt_ids, token_ids=token_ids, temperature=temperature)]
+                )
                 assert log_probs == pytest.approx(again, abs=1e-4)
             if parent.turns[0].action_ids[-1] not in RENDERER.stop_ids:
                 cut_off += 1

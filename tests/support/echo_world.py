@@ -68,7 +68,9 @@ def corrected(engine: LocalEngine, collector: Collector, parent: Trajectory, tas
     """The parent with its turn 1 rewritten and continued from there."""
     renderer = collector.renderer
     step, action_ids = 1, renderer.action_ids('<tool_call>\n{"name": "echo", "arguments": {}}\n</tool_call>')
-    [log_probs] = engine.score([ScoreRequest(prompt_ids=parent.prompt_ids(step), token_ids=action_ids)])
+    prompt_ids, temperature = parent.prompt_ids(step), SETTINGS.temperature
+    request = ScoreRequest(prompt_ids=prompt_ids, token_ids=action_ids, temperature=temperature)
+    [log_probs] = engine.score([request])
     episode = LiveEpisode(
         task,
         parent.member,
@@ -88,7 +90,7 @@ def check_log_probs(engine: LocalEngine, samples) -> None:
     seen = 0
     for batch in micro_batches(samples, max_tokens=2000, total_trained_tokens=trained_tokens(samples)):
         with torch.no_grad():
-            scored_BT = TrainedPositions(engine.model)(batch).log_probs_BT
+            scored_BT = TrainedPositions(engine.model, SETTINGS.temperature)(batch).log_probs_BT
         mask_BT = batch.loss_mask_BT
         seen += int(mask_BT.sum())
         torch.testing.assert_close(scored_BT[mask_BT], batch.behaviour_log_probs_BT[mask_BT], rtol=1e-3, atol=1e-3)

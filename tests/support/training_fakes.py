@@ -207,7 +207,7 @@ def learner_settings(run: RunSettings, update: Any, **limits: Any) -> LearnerSet
     budget = default_settings(
         BudgetSettings, **{name: limits.pop(name) for name in ("tokens", "accepted") if name in limits}
     )
-    defaults = {"success_threshold": 1.0, "limits": default_settings(LimitSettings)}
+    defaults = {"temperature": 1.0, "success_threshold": 1.0, "limits": default_settings(LimitSettings)}
     return LearnerSettings(run=run, update=update, budget=budget, **{**defaults, **limits})
 
 

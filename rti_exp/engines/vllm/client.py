@@ -125,6 +125,7 @@ class WorkerClient:
                 "skip_tokenizer_init": True,
                 "load_format": "dummy",  # the weights follow
                 "generation_config": "vllm",  # not the model's own
+                "logprobs_mode": "processed_logprobs",  # of the distribution that samples
                 "max_model_len": self._max_context,
                 "max_num_seqs": self._max_batch,
                 "tensor_parallel_size": options.tensor_parallel,

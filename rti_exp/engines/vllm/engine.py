@@ -143,11 +143,18 @@ class VllmEngine:
             raise RequestsFailed.too_long(reasons)
 
     def _rescore(self, requests: Sequence[GenerateRequest], sampled: Sequence[Sampled]) -> dict[int, tuple[float, ...]]:
-        """The scorer's log-probs by the index of the request, for requests that use them."""
-        indices = [index for index, request in enumerate(requests) if request.log_probs]
+        """The scorer's log-probs by the index of the request, for requests that use them.
+
+        The scorer does not renormalise over a nucleus: with top_p below 1 vLLM's log-probs are used.
+        """
+        indices = [index for index, request in enumerate(requests) if request.log_probs and request.sampling.top_p == 1]
         scores = self._scorer.score(
             [
-                ScoreRequest(prompt_ids=requests[index].prompt_ids, token_ids=sampled[index].token_ids)
+                ScoreRequest(
+                    prompt_ids=requests[index].prompt_ids,
+                    token_ids=sampled[index].token_ids,
+                    temperature=requests[index].sampling.temperature or 1.0,
+                )
                 for index in indices
             ]
         )

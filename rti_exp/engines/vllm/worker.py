@@ -6,7 +6,7 @@ go to stderr):
     {"call": "open", "options": {...}}         vllm.LLM(**options)                           -> {}
     {"call": "weights", "folder": FOLDER}      loads safetensors with a checkpoint's names   -> {}
     {"call": "generate", "requests": [{"prompt_ids", "temperature", "top_p", "max_tokens", "stop_ids", "seed"}]}
-        -> {"completions": [{"token_ids", "log_probs"}]}                                     log-probs at temperature 1
+        -> {"completions": [{"token_ids", "log_probs"}]}   log-probs of the distribution that sampled
 
 A call that raises is answered with {"error": ...}. The process ends when stdin does.
 """
