@@ -17,12 +17,12 @@ from dataclasses import replace
 
 import torch
 
-from rti_exp.config.defaults import default_settings
 from rti_exp.config.paths import policy_folder
 from rti_exp.config.role_settings import JudgeSettings, RolePrompt, SamplingSettings, VerifierSettings
-from rti_exp.config.settings import AlgorithmSettings, RolloutSettings, Scope
+from rti_exp.config.settings import AlgorithmSettings, Baseline, RolloutSettings, Scope
 from rti_exp.engines.base import ScoreRequest
-from rti_exp.experiment.parts import default_engine, default_environment
+from rti_exp.engines.local import LocalEngine
+from rti_exp.envs.town import Town
 from rti_exp.intervention.case import Case, Corrected, HarmfulStep, with_evidence
 from rti_exp.intervention.corrector import SelfCorrector
 from rti_exp.intervention.validator import Validator
@@ -41,10 +41,28 @@ from rti_exp.training.token_log_probs import TrainedPositions
 from rti_exp.types import Author, Correction, Evidence, Fork, Group, Trajectory
 
 GROUP_SIZE, TASKS, SEED = 8, 12, 0
-ROLLOUT = default_settings(RolloutSettings, max_tokens=32, max_context=96)
-JUDGE, WRITER = (
-    default_settings(JudgeSettings, temperature=0.0, max_tokens=32),
-    default_settings(SamplingSettings, temperature=1.0, max_tokens=32),
+ROLLOUT = RolloutSettings(temperature=1.0, top_p=1.0, max_tokens=32, max_context=96)
+JUDGE = JudgeSettings(temperature=0.0, max_tokens=32, retries=1, steps_per_call=8)
+VERIFY = VerifierSettings(
+    temperature=0.0, max_tokens=32, retries=1, policy=True, rule=False, checks=["gold", "leak", "plausible"]
+)
+WRITER = SamplingSettings(temperature=1.0, max_tokens=32)
+UPDATE = AlgorithmSettings(
+    scope=Scope.all,
+    updates=1,
+    dynamic_sampling=0,
+    learning_rate=3e-4,
+    adam_beta1=0.9,
+    adam_beta2=0.95,
+    weight_decay=0.0,
+    gradient_clip=1.0,
+    micro_batch_tokens=4096,
+    normalize_std=True,
+    baseline=Baseline.mean,
+    clip_low=0.2,
+    clip_high=0.28,
+    beta=0.0,
+    advantage_eps=1e-6,
 )
 CHECKS = {name: RolePrompt(role="system", text=f"{name}? {{evidence}}") for name in ("gold", "leak")}
 CHECKS["plausible"] = RolePrompt(role="system", text="plausible?")
@@ -53,8 +71,9 @@ CHECKS["plausible"] = RolePrompt(role="system", text="plausible?")
 class Loop:
     def __init__(self, delta: float) -> None:
         loaded = load(policy_folder("builtin:tiny"), "float32", given="builtin:tiny")
-        self.model, self.delta, self.world = loaded.model.eval(), delta, default_environment("town", seed=SEED)
-        self.engine, renderer = default_engine(self.model), TokenRenderer(loaded.tokenizer)
+        self.model, self.delta, renderer = loaded.model.eval(), delta, TokenRenderer(loaded.tokenizer)
+        self.world = Town(seed=SEED, train_tasks=64, heldout_tasks=12, families=None, max_turns=6)
+        self.engine = LocalEngine(self.model, max_batch=256, cache_rows=256, prefill_tokens=4096)
         self.collector = Collector(
             environment=self.world, engine=self.engine, renderer=renderer, settings=ROLLOUT, seed=SEED
         )
@@ -63,10 +82,13 @@ class Loop:
         self.corrector = SelfCorrector(
             **role, prompt=RolePrompt(role="system", text="rewrite: {evidence} | {reason}"), settings=WRITER
         )
-        self.verifier = Verifier(**role, prompts=CHECKS, settings=default_settings(VerifierSettings, max_tokens=32))
-        self.algorithm = GRPO(default_settings(AlgorithmSettings))
+        self.verifier = Verifier(**role, prompts=CHECKS, settings=VERIFY)
+        self.algorithm = GRPO(UPDATE)
         self.log_probs = TrainedPositions(self.model)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.0)
+        betas = (UPDATE.adam_beta1, UPDATE.adam_beta2)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=UPDATE.learning_rate, betas=betas, weight_decay=UPDATE.weight_decay
+        )
 
     def iteration(self, number: int) -> str:
         tasks = random.Random(f"{SEED} {number}").sample(list(self.world.tasks("train")), TASKS)
@@ -139,11 +161,13 @@ class Loop:
             sample for group in groups for sample in to_samples(group, self.algorithm.advantages(group), Scope.all)
         ]  # groups without signal give no sample
         total = trained_tokens(samples)
-        for batch in micro_batches(samples, max_tokens=4096, total_trained_tokens=total, packed=self.log_probs.packs):
+        for batch in micro_batches(
+            samples, max_tokens=UPDATE.micro_batch_tokens, total_trained_tokens=total, packed=self.log_probs.packs
+        ):
             loss, _ = self.algorithm.loss(self.log_probs(batch).log_probs_BT, batch)
             loss.backward()
         if total:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), UPDATE.gradient_clip)
             self.optimizer.step()
             self.optimizer.zero_grad()
         return total

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rti_exp.config.chat_settings import ChatSettings, History, ToolFormat, ToolSchemas
-from rti_exp.config.defaults import default_settings
 from rti_exp.engines.model_text import THINK, THINK_END, UNENDED_THINKING, split_thinking, tags_in
 from rti_exp.rollout.chat_template import ChatTemplate, UnsupportedTemplate, filled
 from rti_exp.rollout.text_encoder import TextEncoder, after_placeholders, split_at, split_before
@@ -43,7 +42,11 @@ class ChatRenderer:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, settings: ChatSettings | None = None) -> None:
-        self.settings = settings or default_settings(ChatSettings)
+        if settings is None:
+            from rti_exp.config.defaults import default_settings  # imports Hydra
+
+            settings = default_settings(ChatSettings)
+        self.settings = settings
         self._text = TextEncoder(tokenizer.backend_tokenizer)
         self._template = ChatTemplate(
             tokenizer, self._text.control, thinking=self.settings.thinking, date=self.settings.day
