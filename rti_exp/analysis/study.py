@@ -232,7 +232,8 @@ def find_study(name: str, runs_root: Path) -> Path:
     Raises:
         StudyError: there is none; the message lists the studies.
     """
-    for path in (runs_root / name, Path(name)):
+    runs_root = runs_root.expanduser()
+    for path in (runs_root / name, Path(name).expanduser()):
         if path.is_dir() and (run_directories(path) or (path / "status.json").exists()):
             return path
     entries = sorted(runs_root.iterdir()) if runs_root.is_dir() else []

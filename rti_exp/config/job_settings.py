@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Literal
 
@@ -70,12 +71,16 @@ def _folder_name(study: str | None) -> str | None:
     return study
 
 
+def _expanded(folder: str) -> str:
+    return os.path.expanduser(folder)
+
+
 @settings_class
 class TopSettings:
     """The keys that belong to no group and cannot change the result of a run."""
 
     study: Annotated[str | None, AfterValidator(_folder_name), VOLATILE]
-    runs_root: Annotated[str, Nonblank, VOLATILE]
+    runs_root: Annotated[str, Nonblank, AfterValidator(_expanded), VOLATILE]
     fresh: Annotated[bool, VOLATILE]
     checkpoint_every: Annotated[Count, VOLATILE]
     """Iterations between two checkpoints; a kill costs at most as many."""

@@ -65,4 +65,4 @@ class Config:
     key: str
 
     def directory(self, study: str) -> Path:
-        return Path(self.top.runs_root).expanduser() / study / self.key
+        return Path(self.top.runs_root) / study / self.key

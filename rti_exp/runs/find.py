@@ -21,6 +21,7 @@ def studies(runs_root: Path) -> dict[str, list[RunRecord]]:
     Raises:
         NotFound: there is no such folder, or no run in it.
     """
+    runs_root = runs_root.expanduser()
     folders = sorted(runs_root.iterdir()) if runs_root.is_dir() else []
     found = {path.name: load_runs(path) for path in folders if path.is_dir() and not path.name.startswith(".")}
     found = {name: runs for name, runs in found.items() if runs}

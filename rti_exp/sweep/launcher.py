@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rti_exp.config.job_settings import study_name
 from rti_exp.config.settings import SettingsError
+from rti_exp.processes.cpus import usable_cpus
 
 if TYPE_CHECKING:
     from rti_exp.sweep.configs import SweepConfigs
@@ -59,7 +60,7 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **arguments: Any) -> None:
         if config.hydra.launcher._target_ != TARGET:
             study = study_name(config.study, os.environ.get(STUDY, "sweep"), config.size)
-            outcome.study_dir = Path(config.runs_root) / study
+            outcome.study_dir = Path(config.runs_root).expanduser() / study
 
 
 class KnownConfigs:
@@ -105,7 +106,7 @@ class ProcessLauncher(Launcher):
         from rti_exp.sweep.overrides import swept_by
         from rti_exp.sweep.runner import SweepRunner
 
-        n_jobs = len(os.sched_getaffinity(0)) if self.n_jobs is None else self.n_jobs
+        n_jobs = usable_cpus() if self.n_jobs is None else self.n_jobs
         if n_jobs < 1:
             raise SettingsError(f"hydra.launcher.n_jobs={n_jobs}: must be an integer >= 1, or null")
         # Of the whole sweep: with hydra.sweeper.max_batch_size these are the jobs of one batch.

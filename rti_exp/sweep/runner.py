@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rti_exp.processes.cpus import usable_cpus
 from rti_exp.processes.signals import signals_as_interrupt
 from rti_exp.runs import RunUnwritable, death_record, read_status, settle
 from rti_exp.sweep.display import Display
@@ -75,7 +76,7 @@ class SweepRunner:
                 time.sleep(POLL_SECONDS)
 
     def _start(self, job: Job) -> None:
-        threads = str(max(1, len(os.sched_getaffinity(0)) // self.sweep.n_jobs))
+        threads = str(max(1, usable_cpus() // self.sweep.n_jobs))
         environment = {key: value for key, value in os.environ.items() if key != "HYDRA_FULL_ERROR"}
         environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
         environment[SWEEP_PID] = str(os.getpid())

@@ -129,7 +129,7 @@ def study_directory(study: str, runs_root: str | Path = "runs") -> Path:
     if not study.startswith(PREFIX):
         return Path(study)
     project, _, name = study.removeprefix(PREFIX).rpartition("/")
-    _, failed = fetch_study(project, name, Path(runs_root))
+    _, failed = fetch_study(project, name, Path(runs_root).expanduser())
     if failed:
         raise FetchError("; ".join(failed))
-    return Path(runs_root) / name
+    return Path(runs_root).expanduser() / name

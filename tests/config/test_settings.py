@@ -10,6 +10,7 @@ import pytest
 
 from rti_exp.config.conversion import signature_class, typed
 from rti_exp.config.defaults import default_settings
+from rti_exp.config.job_settings import TopSettings
 from rti_exp.config.role_settings import JudgeSettings, RolePrompt, VerifierSettings
 from rti_exp.config.settings import (
     AlgorithmSettings,
@@ -128,3 +129,8 @@ def test_options_are_checked_against_a_signature() -> None:
         typed(cls, {"trian_tasks": 4}, "env")
     with pytest.raises(SettingsError, match=r"env\._target_='rti_exp\.envs\.village\.Village'"):
         signature_class("env", "rti_exp.envs.village.Village")
+
+
+def test_the_runs_root_is_expanded_where_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/elsewhere")
+    assert default_settings(TopSettings, runs_root="~/runs").runs_root == "/elsewhere/runs"

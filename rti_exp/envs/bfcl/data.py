@@ -34,7 +34,7 @@ def _folder() -> Path:
 
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [json.loads(line) for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except OSError as error:
         raise SettingsError(
             f"bfcl-eval has no file {path}: must be a version with BFCL v4, such as 2026.3.23"

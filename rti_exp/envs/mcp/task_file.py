@@ -29,7 +29,7 @@ def read_tasks(name: str) -> list[Task]:
     """
     path = BUILTIN.get(name, Path(name).expanduser())
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"env.tasks_file={name!r}: must be a JSONL file, or {', '.join(BUILTIN)} ({error})") from error
     tasks: list[Task] = []

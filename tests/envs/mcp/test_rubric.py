@@ -124,6 +124,14 @@ def test_task_files_that_are_none(tmp_path: Path) -> None:
         read_tasks(str(tmp_path / "broken"))
 
 
+def test_tasks_are_separated_by_line_feeds_alone(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    line = json.dumps({**COUNT_TO_3, "request": "a\u2028b\u0085c"}, ensure_ascii=False)
+    path.write_bytes(b"\xef\xbb\xbf" + line.encode("utf-8") + b"\n")
+    [task] = read_tasks(str(path))
+    assert "a\u2028b\u0085c" in json.dumps(task.payload, ensure_ascii=False)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
