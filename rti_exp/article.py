@@ -14,10 +14,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rti_exp.runs.redaction import redact_output
+
 DEFAULT = (Path("evaluations"), Path("runs"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    redact_output()
     parser = argparse.ArgumentParser(
         prog="python -m rti_exp.article",
         description=__doc__,

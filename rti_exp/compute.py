@@ -13,8 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rti_exp.runs.redaction import redact_output
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    redact_output()
     parser = argparse.ArgumentParser(prog="python -m rti_exp.compute", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("study", metavar="STUDY", help="a study's name under the runs root, or its directory")
     parser.add_argument("--runs-root", type=Path, default=Path("runs"), help="where studies are (default: runs)")

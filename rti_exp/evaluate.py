@@ -31,9 +31,11 @@ from rti_exp.config.typed_config import Config
 from rti_exp.evaluation.evaluator import EvaluationFailed, evaluate
 from rti_exp.evaluation.pass_rates import estimates
 from rti_exp.evaluation.request import read_request
+from rti_exp.runs.redaction import redact_output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    redact_output()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or {"-h", "--help"} & set(arguments):
         print((__doc__ or "").strip())

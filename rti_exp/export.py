@@ -33,6 +33,7 @@ from rti_exp.config.settings import SettingsError
 from rti_exp.config.typed_config import Config
 from rti_exp.runs import read_config, read_status
 from rti_exp.runs.find import NotFound, find_run
+from rti_exp.runs.redaction import redact_output
 
 KEYS = ("out", "adapter", "dtype", "overwrite", "runs_root")
 
@@ -48,6 +49,7 @@ class ExportSettings:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    redact_output()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or {"-h", "--help"} & set(arguments):
         print((__doc__ or "").strip())

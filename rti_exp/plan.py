@@ -33,6 +33,7 @@ from rti_exp.config.settings import SettingsError
 from rti_exp.config.typed_config import Config
 from rti_exp.experiment.trainer import silence_libraries
 from rti_exp.models.known import ARCHITECTURES
+from rti_exp.runs.redaction import redact_output
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -57,6 +58,7 @@ ROWS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    redact_output()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or {"-h", "--help"} & set(arguments):
         print((__doc__ or "").strip())

@@ -17,6 +17,7 @@ from rti_exp.envs.town.families import FAMILIES
 from rti_exp.envs.town.world import TownEpisode, draw_task
 from rti_exp.experiment.parts import default_environment
 from rti_exp.rollout.tool_calls import MalformedToolCall, parse_tool_call
+from rti_exp.runs.redaction import redact_output
 from rti_exp.types import Message
 
 HELP = (
@@ -26,6 +27,7 @@ HELP = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    redact_output()
     parser = argparse.ArgumentParser(prog="python -m rti_exp.play", description=__doc__)
     parser.add_argument("family", nargs="?", choices=list(FAMILIES), help="kind of task; a random one if left out")
     parser.add_argument("--seed", type=int, default=None, help="which task; a random one if left out")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rti_exp.runs import write_atomically
+from rti_exp.runs.redaction import redact_output
 
 if TYPE_CHECKING:
     from rti_exp.analysis.arm_summary import Summary
@@ -83,6 +84,7 @@ def print_text(text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    redact_output()
     options = parser().parse_args(arguments)
     if options.interventions < 0:
         parser().error("--interventions must be >= 0")

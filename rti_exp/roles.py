@@ -29,6 +29,7 @@ from rti_exp.config.typed_config import Config
 from rti_exp.experiment.checks import check_parts
 from rti_exp.experiment.policies import PolicyLoader
 from rti_exp.experiment.trainer import prepare_process
+from rti_exp.runs.redaction import redact_output
 
 if TYPE_CHECKING:
     from rti_exp.pretraining.role_accuracy import Row
@@ -39,6 +40,7 @@ PLAYS = 40
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    redact_output()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if {"-h", "--help"} & set(arguments):
         print((__doc__ or "").strip())

@@ -22,6 +22,7 @@ from rti_exp.config.paths import assets_root
 from rti_exp.config.secrets import refuse_secret_arguments
 from rti_exp.config.settings import SettingsError
 from rti_exp.runs import RunUnwritable
+from rti_exp.runs.redaction import redact_output
 from rti_exp.sweep import launcher
 from rti_exp.sweep.overrides import study_name, swept_in
 
@@ -48,6 +49,7 @@ def task(cfg: DictConfig) -> None:
 
 
 def main() -> None:
+    redact_output()
     launcher.outcome.code, launcher.outcome.study_dir = 0, None
     asked_for_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would exit with 1 for a bad config as for a failed job

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rti_exp.runs.redaction import redact_output
+
 
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
@@ -26,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    redact_output()
     options = parser().parse_args(arguments)
     from rti_exp.tracking.wandb_runs import FetchError, Refused, fetch_study
 

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rti_exp.runs.redaction import redact_output
+
 INSTALL = "the W&B report needs wandb-workspaces: pip install 'rti-exp[reports]'"
 
 
@@ -57,6 +59,7 @@ def create(options: argparse.Namespace) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    redact_output()
     options = parser().parse_args(arguments)
     try:
         import wandb.errors

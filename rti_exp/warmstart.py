@@ -21,9 +21,11 @@ from rti_exp.pretraining import fine_tuning
 from rti_exp.pretraining.embedded_models import train_embedded_models
 from rti_exp.pretraining.recipe import WarmstartSettings
 from rti_exp.processes.signals import signals_as_interrupt
+from rti_exp.runs.redaction import redact_output
 
 
 def main() -> None:
+    redact_output()
     OmegaConf.register_new_resolver("rti_exp.assets", lambda: str(assets_root()), replace=True)
     former = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra exits with 1 for a bad config

@@ -6,23 +6,20 @@ holds the value of an environment variable that is called like one, or if it has
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rti_exp.config.settings import SettingsError
+from rti_exp.runs.redaction import secret_values
 
 SECRET_NAME = re.compile(r"api_?key|secret|password|(^|_)token$", re.IGNORECASE)
 ENVIRONMENT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
-SECRET_VARIABLE = re.compile(r"api_?key|secret|password|passwd|(^|_)(token|key|pat)$", re.IGNORECASE)
 TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:sk-|hf_|gh[pousr]_|github_pat_|gsk_|xox[abprs]-|AKIA|AIza|wandb_v1_)[A-Za-z0-9_-]{16,}"
     r"|://[^/\s@]+:[^/\s@]+@"
 )
 """OpenAI, Hugging Face, GitHub, Groq, Slack, AWS, Google, W&B; and a password in a URL."""
-SHORTEST = 8
-"""Characters: a shorter value of an environment variable may be any word."""
 
 
 def refuse_secrets(node: Any, path: str = "") -> None:
@@ -79,13 +76,6 @@ def _refuse_text(key: str, text: str) -> None:
             f"{_without_secrets(key)}: looks like a secret, which would be written into files (it is not shown here); "
             "put it into an environment variable, and give that one's name where a key is asked for"
         )
-
-
-def secret_values() -> dict[str, str]:
-    """The environment variables whose names say that they hold a secret."""
-    return {
-        name: value for name, value in os.environ.items() if SECRET_VARIABLE.search(name) and len(value) >= SHORTEST
-    }
 
 
 def _without_secrets(key: str) -> str:

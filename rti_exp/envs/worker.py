@@ -25,6 +25,7 @@ from rti_exp.envs.contract import (
     checked_tasks,
     checked_tools,
 )
+from rti_exp.runs.redaction import redact_output
 
 
 class Worker:
@@ -99,6 +100,7 @@ def guard(life: int, *others: int) -> None:
 
 
 def main(read: int, write: int, life: int) -> None:
+    redact_output()
     guard(life, read, write)
     worker = Worker()
     with open(read, "rb") as calls, open(write, "wb", buffering=0) as answers:

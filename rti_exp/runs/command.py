@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rti_exp.runs.differences import ABSENT, differing, flatten
 from rti_exp.runs.find import NotFound, find_run, state_of, study_runs
 from rti_exp.runs.reader import RunRecord
+from rti_exp.runs.redaction import redact_output
 from rti_exp.runs.status import RunLocked, RunUnwritable, lock
 
 if TYPE_CHECKING:
@@ -221,6 +222,7 @@ COMMANDS = {"list": list_runs, "show": show_run, "diff": diff_runs, "rm": remove
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    redact_output()
     options = parser().parse_args(arguments)
     try:
         return COMMANDS[options.command](options)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from rti_exp.runs.redaction import holds_secret, redacted_data
+
 
 def plain(value: Any) -> Any:
     """`value` in the types of strict JSON: infinities as "inf" and "-inf", NaN as None.
@@ -158,7 +160,8 @@ class LineFile:
         return end
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """
+        """Appends the rows, without secrets of the environment.
+
         Raises:
             OSError: the disk refused the rows; none of them is kept.
         """
@@ -166,7 +169,10 @@ class LineFile:
             return
         chunk = b""
         for row in rows:
-            line = (to_json(row) + "\n").encode("utf-8", "backslashreplace")
+            text = to_json(row)
+            if holds_secret(text):  # rare, so that plain rows are not walked through
+                text = to_json(redacted_data(plain(row)))
+            line = (text + "\n").encode("utf-8", "backslashreplace")
             if self.limit_bytes is not None and self._size + len(chunk) + len(line) > self.limit_bytes:
                 note = {"capped": True, "iteration": row.get("iteration"), "limit_bytes": self.limit_bytes}
                 chunk += (to_json(note) + "\n").encode()

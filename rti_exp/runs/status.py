@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rti_exp.runs.json_lines import plain, write_atomically
+from rti_exp.runs.redaction import redacted_data
 
 STATES = ("running", "done", "failed", "interrupted")
 COMPUTE = {
@@ -104,7 +105,7 @@ def settle(directory: Path, *, state: str, error: Mapping[str, str] | None, iden
 
 
 def write_status(directory: Path, status: Mapping[str, Any]) -> None:
-    write_atomically(directory / "status.json", json.dumps(plain(status), indent=2) + "\n")
+    write_atomically(directory / "status.json", json.dumps(redacted_data(plain(status)), indent=2) + "\n")
 
 
 def read_status(directory: Path) -> dict[str, Any] | None:

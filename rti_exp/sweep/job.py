@@ -27,6 +27,7 @@ from rti_exp.experiment.checks import check_parts
 from rti_exp.experiment.trainer import check_accelerator, prepare_process
 from rti_exp.processes.signals import end_with_the_parent, handled
 from rti_exp.runs import Run, RunBroken, RunDone, RunLocked, is_done
+from rti_exp.runs.redaction import redact_output
 from rti_exp.sweep.display import next_commands
 from rti_exp.sweep.runner import SWEEP_PID
 from rti_exp.tracking.loggers import check_logger, unfailing
@@ -52,6 +53,7 @@ def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: st
         SettingsError: the config is bad; nothing has been written.
         RunUnwritable: the run directory cannot be created or written.
     """
+    redact_output()
     config = check(cfg)
     check_parts(config)
     study = config.top.study_or(default_study)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
-from rti_exp.config.secrets import refuse_secret_arguments, refuse_secrets, secret_values
+from rti_exp.config.secrets import refuse_secret_arguments, refuse_secrets
 from rti_exp.config.settings import SettingsError
-from tests.support.jobs import SMALL, environment
+from rti_exp.runs.json_lines import LineFile
+from rti_exp.runs.redaction import redact_output, redacted, secret_values
+from rti_exp.runs.status import error_record, read_status, write_status
+from tests.support.jobs import FAULTY, SMALL, environment
 
 MARKER = "marker-7f3e91c2d4-secret-value"
 VARIABLES = ("OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN", "DATABASE_PASSWORD", "AWS_SECRET_ACCESS_KEY")
@@ -125,4 +130,67 @@ def test_a_secret_in_the_environment_is_in_no_file_of_a_sweep(policy_folder: Pat
     assert {"config.yaml", "status.json", "job.log", "report.html", "iteration-000001.pt", "results.md"} <= written
     assert any(name.endswith(".wandb") for name in written)
     assert MARKER not in done.stdout + done.stderr + report.stdout
+    assert files_with(MARKER, tmp_path) == []
+
+
+def test_every_form_of_a_secret_is_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGER_TOKEN", f"{MARKER}-and-more")
+    monkeypatch.setenv("ODD_PASSWORD", 'a/b "c"+\\d\n')
+    assert redacted(f"401 for https://x?key={MARKER}&a=b") == "401 for https://x?key=[secret]&a=b"
+    assert redacted(f"{MARKER}-and-more {MARKER}") == "[secret] [secret]"
+    assert redacted('a/b "c"+\\d') == redacted("a%2Fb%20%22c%22%2B%5Cd") == "[secret]"
+    assert redacted(json.dumps('say a/b "c"+\\d')) == '"say [secret]"'
+    assert redacted("nothing to hide") == "nothing to hide"
+
+
+def test_a_secret_in_an_error_is_in_no_status_and_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUOTED_SECRET", 'with "quotes" inside')
+    text = f'401 for https://x?key={MARKER} and with "quotes" inside'
+    write_status(tmp_path, {"state": "failed", "iterations_done": 0, "error": error_record(RuntimeError(text))})
+    rows = LineFile(tmp_path / "rollouts.jsonl")
+    rows.append([{"error": text, "messages": [{"content": text}], "reward": float("inf")}, {"error": None}])
+    rows.close()
+    redaction = "401 for https://x?key=[secret] and [secret]"
+    assert (read_status(tmp_path) or {})["error"]["message"] == redaction
+    assert [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()] == [
+        {"error": redaction, "messages": [{"content": redaction}], "reward": "inf"},
+        {"error": None},
+    ]
+    assert not files_with(MARKER, tmp_path)
+
+
+def test_a_secret_that_is_a_word_of_ours_changes_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SILLY_PASSWORD", "iterations_done")
+    write_status(tmp_path, {"state": "done", "iterations_done": 3})
+    assert (read_status(tmp_path) or {})["iterations_done"] == 3
+
+
+def test_what_a_command_prints_holds_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    redact_output()
+    redact_output()  # once is enough
+    print("out", MARKER)
+    print(f"error: {MARKER}", file=sys.stderr)
+    with warnings.catch_warnings(action="always"):
+        warnings.showwarning(f"warning: {MARKER}", UserWarning, "x.py", 1, file=sys.stderr)
+    out, error = capsys.readouterr()
+    assert out == "out [secret]\n"
+    assert "error: [secret]\n" in error
+    assert MARKER not in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["make", "step", "evidence"])
+@pytest.mark.parametrize("timeout", ["null", "20"])
+def test_a_secret_in_an_environments_errors_is_in_no_file_and_on_no_terminal(
+    at: str, timeout: str, policy_folder: Path, tmp_path: Path
+) -> None:
+    """As HTTP clients do: "401 for https://...?key=VALUE". Status, records, job.log, W&B's files, report, terminal."""
+    faulty = [text for text in FAULTY if not text.startswith("+env.")]
+    small = [text for text in SMALL if not text.startswith(("logger", "max_iterations", "env."))]
+    arguments = ["-m", "seed=0,1", f"policy.path={policy_folder}", "max_iterations=1", *small, *faulty]
+    arguments += ["+env.fault=leak", f"+env.at={at}", "study=leaks", f"+env.timeout={timeout}"]
+    done = call("rti_exp.train", *arguments, cwd=tmp_path)
+    report = call("rti_exp.report", "leaks", cwd=tmp_path)
+    assert "[secret]" in "".join(path.read_text() for path in tmp_path.rglob("status.json"))
+    assert MARKER not in done.stdout + done.stderr + report.stdout + report.stderr
     assert files_with(MARKER, tmp_path) == []

@@ -44,6 +44,8 @@ def break_down(fault: str, note: str | None) -> None:
     """Do it. `note` is a file that gets the process ids of what is left behind."""
     if fault == "raise":
         raise RuntimeError("the town is closed")
+    if fault == "leak":
+        raise RuntimeError(f"401 for https://api.example.org/?key={os.environ['OPENAI_API_KEY']}")
     if fault == "hang":
         time.sleep(LONG)
     if fault == "spin":

@@ -21,6 +21,7 @@ from rti_exp.engines.remote.reply_cache import ReplyCache
 from rti_exp.engines.remote.throttle import Throttle
 from rti_exp.engines.remote.usage import Usage
 from rti_exp.processes.background_loop import run
+from rti_exp.runs.redaction import REDACTED, redacted
 from rti_exp.types import Message
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ class ChatModel:
         return text, reply
 
     def _without_secret(self, text: str) -> str:
-        return text if self._secret is None else text.replace(self._secret, "[secret]")
+        return redacted(text if self._secret is None else text.replace(self._secret, REDACTED))
 
     def _count_answered(self, reply: Reply) -> None:
         usage = self.usage

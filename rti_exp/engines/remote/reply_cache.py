@@ -1,6 +1,7 @@
 """Answers on disk: one JSON file per answered request.
 
-A file is named by a hash of its request and also holds the request, so that a request never gets another's answer.
+A file is named by a hash of its request and also holds the request, without secrets of the environment, so that a
+request never gets another's answer.
 Files are replaced atomically, so several processes may share a folder.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 
 from rti_exp.engines.remote.messages import Reply, read_reply
 from rti_exp.runs.json_lines import write_atomically
+from rti_exp.runs.redaction import redacted_data
 
 
 class ReplyCache:
@@ -29,6 +31,7 @@ class ReplyCache:
 
     def get(self, request: Mapping[str, Any]) -> Reply | None:
         """The stored answer to this request; None, with a warning if the file is damaged, where there is none."""
+        request = redacted_data(request)
         path = self._path(request)
         try:
             entry = json.loads(path.read_text(encoding="utf-8"))
@@ -46,6 +49,7 @@ class ReplyCache:
         Raises:
             OSError: the file cannot be written.
         """
+        request = redacted_data(request)
         path = self._path(request)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps({"request": request, "reply": reply}, ensure_ascii=False, indent=1) + "\n")
