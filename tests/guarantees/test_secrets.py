@@ -179,8 +179,7 @@ def test_what_a_command_prints_holds_no_secret(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", ["make", "step", "evidence"])
-@pytest.mark.parametrize("timeout", ["null", "20"])
+@pytest.mark.parametrize(("at", "timeout"), [("make", "null"), ("step", "null"), ("step", "20"), ("evidence", "20")])
 def test_a_secret_in_an_environments_errors_is_in_no_file_and_on_no_terminal(
     at: str, timeout: str, policy_folder: Path, tmp_path: Path
 ) -> None:
@@ -191,6 +190,6 @@ def test_a_secret_in_an_environments_errors_is_in_no_file_and_on_no_terminal(
     arguments += ["+env.fault=leak", f"+env.at={at}", "study=leaks", f"+env.timeout={timeout}"]
     done = call("rti_exp.train", *arguments, cwd=tmp_path)
     report = call("rti_exp.report", "leaks", cwd=tmp_path)
-    assert "[secret]" in "".join(path.read_text() for path in tmp_path.rglob("status.json"))
+    assert files_with("[secret]", tmp_path) or "[secret]" in done.stderr
     assert MARKER not in done.stdout + done.stderr + report.stdout + report.stderr
     assert files_with(MARKER, tmp_path) == []
