@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 SECRET_VARIABLE = re.compile(r"api_?key|secret|password|passwd|(^|_)(token|key|pat)$", re.IGNORECASE)
@@ -51,13 +51,16 @@ def holds_secret(text: str) -> bool:
 def redact_output() -> None:
     """From here on, what this process prints holds no secret: its errors, warnings and logs."""
     for stream in (sys.stdout, sys.stderr):
-        if not hasattr(stream, "redacts"):
-            stream.write = _redacting(stream.write)
-            stream.redacts = True
+        if not isinstance(stream.write, _RedactingWrite):
+            stream.write = _RedactingWrite(stream.write)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _redacting(write: Any) -> Any:
-    return lambda text: write(redacted(text))
+class _RedactingWrite:
+    def __init__(self, write: Callable[[str], int]) -> None:
+        self._write = write
+
+    def __call__(self, text: str) -> int:
+        return self._write(redacted(text))
 
 
 def _forms() -> list[str]:
