@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rti_exp.runs import write_atomically
+from rti_exp.runs.bounded import visible
 from rti_exp.runs.redaction import redact_output
 
 if TYPE_CHECKING:
@@ -101,16 +102,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             study, summary, output, interventions=options.interventions, figures=not options.no_figures
         )
     except (StudyError, UnknownArm) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible(error)}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: cannot write: {error}", file=sys.stderr)
+        print(f"error: cannot write: {visible(error)}", file=sys.stderr)
         return 1
     if problem is not None:
         print(f"no figures: {problem}", file=sys.stderr)
     files = [path for path in written if path.parent.name != "figures"]
     count = len(written) - len(files)
-    print_text(f"written: {', '.join(map(str, files))}" + (f", and {count} files in figures/" if count else ""))
+    print_text(f"written: {', '.join(map(visible, files))}" + (f", and {count} files in figures/" if count else ""))
     return 0
 
 

@@ -18,7 +18,7 @@ import yaml
 from rti_exp.analysis.arm_summary import ArmSummary, at_last, heldout, summarize
 from rti_exp.analysis.run_files import number_or_nan
 from rti_exp.analysis.study import Study, StudyError, load_study, records, select
-from rti_exp.runs import load_yaml
+from rti_exp.runs.bounded import bounded, load_yaml, read_text
 
 NAVIGATION, TELECOM, RETAIL, AIRLINE, CLAW = "Navigation", "τ²-Telecom", "τ²-Retail", "τ²-Airline", "Claw-Eval-Hard20"
 COLUMNS = (NAVIGATION, TELECOM, RETAIL, AIRLINE, CLAW)
@@ -169,8 +169,8 @@ def _evaluation_score(folder: Path) -> Score:
     Raises:
         one of DAMAGE: the evaluation did not finish, or a file is damaged.
     """
-    about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    about = bounded(json.loads(read_text(folder / "about.json")))
+    result = bounded(json.loads(read_text(folder / "result.json")))
     estimate, tasks = result["estimates"]["pass@1"], result["tasks"]
     benchmark = benchmark_of(about["env"], [str(task["family"]) for task in tasks])
     shares = {name: number_or_nan(estimate[name]) for name in ("low", "value", "high")}
@@ -228,7 +228,7 @@ def _arm_scores(study: Study, arm: ArmSummary) -> list[Score]:
         return []
     rows = at_last(select(heldout(study), arm=arm.arm))
     directory = Path(str(select(study.usable_runs, arm=arm.arm)["directory"].iloc[0]))
-    config = load_yaml((directory / "config.yaml").read_text(encoding="utf-8"))
+    config = load_yaml(read_text(directory / "config.yaml"))
     benchmark = benchmark_of(config["env"], sorted(set(rows["family"].astype(str))))
     sampling = (f"temperature {number_or_nan(config['eval']['temperature']):g}", f"seeds: {estimate.seeds}")
     return [

@@ -6,6 +6,7 @@ indexed, and a whole record is read on demand.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from rti_exp.runs.reader import load_yaml
+from rti_exp.runs.bounded import MAX_BYTES, bounded, load_yaml, read_text, visible, whole_number
 
 INDEX_COLUMNS = ("iteration", "outcome", "family", "source", "perplexity", "rho_T", "path", "offset")
 Row = dict[str, Any]
@@ -56,7 +57,10 @@ def number(value: Any) -> float:
     if value is None:
         return math.nan
     if isinstance(value, int | float) or value in ("inf", "-inf", "nan"):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError("an integer that is too large") from None
     raise ValueError(f"not a number: {value!r:.80}")
 
 
@@ -71,7 +75,7 @@ def read_run(path: Path, *, interventions: bool) -> RunFiles:
     """Reads a run directory; faults are listed, not raised. `interventions=False` skips the intervention records."""
     damage: list[str] = []
     remarks: list[str] = []
-    status = _read_mapping(path / "status.json", json.loads, damage)
+    status = _read_mapping(path / "status.json", _bounded_json, damage)
     config = _read_mapping(path / "config.yaml", load_yaml, damage)
     train: Metrics = {}
     probes: Metrics = {}
@@ -79,7 +83,7 @@ def read_run(path: Path, *, interventions: bool) -> RunFiles:
     if (path / "metrics.jsonl").exists() or status.get("state") == "done":
         for _, row in read_objects(path / "metrics.jsonl", damage):
             try:
-                _add_metrics_row(row, train, probes, evaluations, remarks)
+                _add_metrics_row(bounded(row), train, probes, evaluations, remarks)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 damage.append(f"metrics.jsonl has a malformed line ({type(error).__name__}: {error!s:.80})")
     damage += _missing_iterations(status, train)
@@ -99,16 +103,20 @@ def read_run(path: Path, *, interventions: bool) -> RunFiles:
 
 def _read_mapping(path: Path, parse: Callable[[str], Any], damage: list[str]) -> Row:
     try:
-        value = parse(path.read_text(encoding="utf-8"))
+        value = parse(read_text(path))
     except FileNotFoundError:
         damage.append(f"{path.name} is missing")
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        damage.append(f"{path.name} cannot be read ({type(error).__name__})")
+        damage.append(f"{path.name} cannot be read ({type(error).__name__}: {visible(error):.80})")
     else:
         if isinstance(value, dict):
             return value
         damage.append(f"{path.name} does not contain a mapping")
     return {}
+
+
+def _bounded_json(text: str) -> Any:
+    return bounded(json.loads(text))
 
 
 def _add_metrics_row(
@@ -119,20 +127,20 @@ def _add_metrics_row(
         KeyError, TypeError, ValueError, AttributeError: the row is malformed.
     """
     if row["kind"] in ("train", "probe"):
-        iteration = int(row["iteration"])
+        iteration = whole_number(row["iteration"])
         numbers = {key: number(value) for key, value in row.items() if key not in ("kind", "iteration")}
         if row["kind"] == "train" and iteration in train:
             remarks.append(f"metrics.jsonl has iteration {iteration} twice; the later row is used")
         (train if row["kind"] == "train" else probes)[iteration] = numbers
     elif row["kind"] == "eval":
-        key = (int(row["iteration"]), str(row["split"]))
+        key = (whole_number(row["iteration"]), str(row["split"]))
         if key in evaluations:
             remarks.append(f"metrics.jsonl evaluates iteration {key[0]} twice; the later row is used")
         evaluations[key] = [_task_row(*key, task) for task in row["tasks"]]
 
 
 def _task_row(iteration: int, split: str, task: Row) -> Row:
-    samples, successes = int(task["samples"]), int(task["successes"])
+    samples, successes = whole_number(task["samples"]), whole_number(task["successes"])
     if not 0 <= successes <= samples:
         raise ValueError(f"{successes} successes of {samples} samples")
     return {
@@ -150,18 +158,22 @@ def _missing_iterations(status: Row, train: Metrics) -> list[str]:
     done = status.get("iterations_done")
     if status.get("state") != "done" or not isinstance(done, int):
         return []
-    missing = [iteration for iteration in range(1, done + 1) if iteration not in train]
-    if not missing:
+    missing = done - sum(1 <= iteration <= done for iteration in train)
+    if missing <= 0:
         return []
-    return [f"metrics.jsonl lacks {len(missing)} of {done} iterations; the first is {missing[0]}"]
+    first = next(iteration for iteration in range(1, done + 1) if iteration not in train)
+    return [f"metrics.jsonl lacks {missing} of {done} iterations; the first is {first}"]
 
 
 def read_objects(path: Path, faults: list[str]) -> Iterator[tuple[int, Row]]:
     """(byte offset, object) of each line of a .jsonl file. Lines without an object (a torn one, say) go to `faults`."""
     offset = 0
     try:
+        if not path.is_file() and path.exists():  # a pipe would never end
+            faults.append(f"{path.name} is not a regular file")
+            return
         with path.open("rb") as lines:
-            for count, line in enumerate(lines, start=1):
+            for count, line in enumerate(iter(functools.partial(lines.readline, MAX_BYTES), b""), start=1):
                 start, offset = offset, offset + len(line)
                 try:
                     value = json.loads(line)

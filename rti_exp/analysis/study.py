@@ -16,6 +16,7 @@ import pandas as pd
 from rti_exp.analysis import arms
 from rti_exp.analysis.run_files import INDEX_COLUMNS, Metrics, RunFiles, number_or_nan, read_run
 from rti_exp.runs import COMPUTE, STATES
+from rti_exp.runs.bounded import MAX_INTEGER, visible
 from rti_exp.runs.differences import Flat, flatten
 
 MAX_LISTED = 20
@@ -112,9 +113,9 @@ def load_study(path: str | Path, *, interventions: bool = True) -> Study:
     """
     path = Path(path)
     if not path.is_dir():
-        raise StudyError(f"no such study directory: {path}")
+        raise StudyError(f"no such study directory: {visible(path)}")
     if (path / "status.json").exists():
-        raise StudyError(f"{path} is a single run; its study is {path.resolve().parent}")
+        raise StudyError(f"{visible(path)} is a single run; its study is {visible(path.resolve().parent)}")
     runs = [read_run(directory, interventions=interventions) for directory in run_directories(path)]
     rows = _run_rows(runs)
     _mark_duplicates(rows)
@@ -123,7 +124,7 @@ def load_study(path: str | Path, *, interventions: bool = True) -> Study:
     evaluations = [tag | row for run, tag in zip(runs, tags, strict=True) for row in run.evaluations]
     index = [tag | row for run, tag in zip(runs, tags, strict=True) for row in run.interventions]
     return Study(
-        name=path.resolve().name,
+        name=visible(path.resolve().name),
         path=path,
         arms=ordered,
         runs=_frame(rows, RUN_COLUMNS),
@@ -133,7 +134,7 @@ def load_study(path: str | Path, *, interventions: bool = True) -> Study:
         interventions=_frame(index, (*TAG_COLUMNS, *INDEX_COLUMNS)),
         missing=_missing(rows, ordered),
         problems=tuple(
-            Problem(run=run.path.name, fault=fault)
+            Problem(run=visible(run.path.name), fault=fault)
             for run in runs
             for fault in (*(run.damage if run.status.get("state") != "done" else ()), *run.remarks)
         ),
@@ -154,12 +155,12 @@ def _run_row(run: RunFiles, flat: Flat, values: Mapping[str, Any]) -> dict[str, 
     status = run.status
     error, compute = (_mapping(status.get(key)) for key in ("error", "compute"))
     seed = status.get("seed", run.config.get("seed"))
-    seed = seed if isinstance(seed, int) and not isinstance(seed, bool) else None
+    seed = seed if isinstance(seed, int) and not isinstance(seed, bool) and abs(seed) <= MAX_INTEGER else None
     damage = [*run.damage, *(["the seed is unknown"] if seed is None else [])]
     state = status.get("state") if status.get("state") in STATES else "unknown"
     state = "damaged" if state == "done" and damage else state
     return {
-        "run_key": run.path.name,
+        "run_key": visible(run.path.name),
         "directory": str(run.path),
         "state": state,
         "usable": state == "done",
@@ -243,4 +244,7 @@ def find_study(name: str, runs_root: Path) -> Path:
     close = difflib.get_close_matches(name, studies, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     more = f" and {len(studies) - MAX_LISTED} more" if len(studies) > MAX_LISTED else ""
-    raise StudyError(f"no study {name!r} in {runs_root}.{hint} Studies: {', '.join(studies[:MAX_LISTED])}{more}")
+    raise StudyError(
+        f"no study {name!r} in {visible(runs_root)}.{hint} Studies: "
+        f"{', '.join(map(visible, studies[:MAX_LISTED]))}{more}"
+    )

@@ -14,8 +14,9 @@ Nothing here imports torch. `python -m rti_exp.runs` lists runs.
 """
 
 from rti_exp.runs.adopt import adopt, done_elsewhere
+from rti_exp.runs.bounded import load_yaml
 from rti_exp.runs.json_lines import read_lines, write_atomically
-from rti_exp.runs.reader import RunRecord, load_run, load_runs, load_yaml, read_config
+from rti_exp.runs.reader import RunRecord, load_run, load_runs, read_config
 from rti_exp.runs.run import Run
 from rti_exp.runs.status import (
     COMPUTE,

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rti_exp.runs.bounded import visible
 from rti_exp.runs.differences import ABSENT, differing, flatten
 from rti_exp.runs.find import NotFound, find_run, state_of, study_runs
 from rti_exp.runs.reader import RunRecord
@@ -102,7 +103,7 @@ def _row(run: RunRecord, arm: str) -> tuple[str, ...]:
     evaluation = last_evaluation(run) or {}
     total = run.config.get("max_iterations", "?")
     return (
-        run.directory.name,
+        visible(run.directory.name),
         arm,
         plain_text(status.get("seed", run.config.get("seed"))),
         state_of(run),
@@ -130,7 +131,7 @@ def list_runs(options: argparse.Namespace) -> int:
     columns = ("key", "arm", "seed", "state", "iter", "when (UTC)", "pass@1")
     for study, runs in study_runs(options.runs_root, options.study).items():
         rows = [_row(run, arm) for run, arm in zip(runs, arms_of(runs), strict=True)]
-        Console().print(rich_table(f"{study} ({len(runs)})", columns, rows, folds="arm"))
+        Console().print(rich_table(f"{visible(study)} ({len(runs)})", columns, rows, folds="arm"))
     return DONE
 
 
@@ -144,7 +145,7 @@ def show_run(options: argparse.Namespace) -> int:
     status["state"] = state_of(run)
     rows = [(key, plain_text(" ".join(map(str, value)) if isinstance(value, list) else value))
             for key, value in flatten(status).items()]  # fmt: skip
-    console.print(rich_table(str(run.directory), ("status", ""), rows))
+    console.print(rich_table(visible(run.directory), ("status", ""), rows))
     if isinstance(error, Mapping):
         console.print(f"{plain_text(error.get('type'))}: {plain_text(error.get('message'))}", markup=False)
         for line in str(error.get("traceback") or "").splitlines():
@@ -166,7 +167,7 @@ def diff_runs(options: argparse.Namespace) -> int:
     first, second = (find_run(options.runs_root, name) for name in (options.first, options.second))
     rows = [(key, shown(one), shown(other)) for key, one, other in differing(first.config, second.config)]
     if rows:
-        columns = ("key", *_names(first, second))
+        columns = ("key", *map(visible, _names(first, second)))
         title = "1 key differs" if len(rows) == 1 else f"{len(rows)} keys differ"
         Console().print(rich_table(title, columns, rows))
     else:
@@ -185,7 +186,7 @@ def _names(first: RunRecord, second: RunRecord) -> tuple[str, str]:
 def remove_runs(options: argparse.Namespace) -> int:
     runs = {run.directory.resolve(): run for run in (find_run(options.runs_root, name) for name in options.runs)}
     for run in runs.values():
-        print(f"{run.directory}: {state_of(run)}, {(run.status or {}).get('iterations_done', 0)} iterations")
+        print(f"{visible(run.directory)}: {state_of(run)}, {(run.status or {}).get('iterations_done', 0)} iterations")
     if not options.yes and not _confirmed(len(runs)):
         print("nothing removed", file=sys.stderr)
         return REFUSED
@@ -194,10 +195,10 @@ def remove_runs(options: argparse.Namespace) -> int:
         try:
             _remove(directory)
         except (RunLocked, RunUnwritable, OSError) as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {visible(error)}", file=sys.stderr)
             code = REFUSED
         else:
-            print(f"removed: {directory}")
+            print(f"removed: {visible(directory)}")
     return code
 
 
@@ -227,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return COMMANDS[options.command](options)
     except NotFound as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible(error)}", file=sys.stderr)
         return NOT_FOUND
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

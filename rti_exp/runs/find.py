@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rti_exp.runs.bounded import visible
 from rti_exp.runs.reader import RunRecord, load_run, load_runs
 from rti_exp.runs.status import is_held
 
@@ -74,4 +75,4 @@ def state_of(run: RunRecord) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
+    return ", ".join(map(visible, names[:LISTED])) + more

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import yaml
 
+from rti_exp.runs.bounded import whole_number
 from rti_exp.runs.json_lines import LineFile, read_lines, write_atomically
 from rti_exp.runs.status import (
     COMPUTE,
@@ -146,10 +147,10 @@ class Run:
 
     def _count(self, row: Mapping[str, Any]) -> None:
         if row.get("kind") == "eval":
-            self._evaluated.add(int(row["iteration"]))
+            self._evaluated.add(whole_number(row["iteration"]))
         if row.get("kind") != "train":
             return
-        self.iterations_done = max(self.iterations_done, int(row["iteration"]))
+        self.iterations_done = max(self.iterations_done, whole_number(row["iteration"]))
         for name, columns in COMPUTE.items():
             self.compute[name] += sum(row.get(column) or 0 for column in columns)
 
@@ -185,7 +186,7 @@ class Run:
         """Drops all rows of later iterations: a run that resumes from a checkpoint writes them again."""
         for file in self._files:
             try:
-                file.keep(lambda row: int(row["iteration"]) <= iteration)
+                file.keep(lambda row: whole_number(row["iteration"]) <= iteration)
             except (ValueError, TypeError, KeyError) as error:
                 raise _broken(file.path, error) from error
         self._recount()

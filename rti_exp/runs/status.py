@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rti_exp.runs.bounded import bounded, read_text, whole_number
 from rti_exp.runs.json_lines import plain, write_atomically
 from rti_exp.runs.redaction import redacted_data
 
@@ -111,11 +112,11 @@ def write_status(directory: Path, status: Mapping[str, Any]) -> None:
 def read_status(directory: Path) -> dict[str, Any] | None:
     """The status of a run directory; None if it is missing or invalid."""
     try:
-        status = json.loads((directory / "status.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
+        status = bounded(json.loads(read_text(directory / "status.json")))
+        whole_number(status.get("iterations_done") or 0)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
-    whole = isinstance(status, dict) and isinstance(status.get("iterations_done", 0), int)
-    return status if whole and status.get("state") in STATES else None
+    return status if status.get("state") in STATES else None
 
 
 def is_done(directory: Path) -> bool:

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from rti_exp.analysis.text import plain_text
 from rti_exp.runs import read_status
+from rti_exp.runs.bounded import MAX_INTEGER, visible
 
 if TYPE_CHECKING:
     from rti_exp.sweep.jobs import Job, Sweep
@@ -62,7 +63,7 @@ def measured_seconds_per_iteration(study_dir: Path) -> float | None:
             continue
         compute, done = status.get("compute"), status.get("iterations_done")
         spent = compute.get("seconds") if isinstance(compute, dict) else None
-        if isinstance(spent, int | float) and isinstance(done, int) and spent > 0 < done:
+        if isinstance(spent, int | float) and isinstance(done, int) and 0 < spent <= MAX_INTEGER and done > 0:
             figures.append(spent / done)
     return statistics.median(figures) if figures else None
 
@@ -134,7 +135,8 @@ class Display:
         measured = measured_seconds_per_iteration(sweep.study_dir)
         seconds = estimated_seconds(left, per_iteration=measured or SECONDS_PER_ITERATION, n_jobs=sweep.n_jobs)
         basis = "from the done runs of this study" if measured else "a guess"
-        self.console.print(f"{len(left)} to run, about {duration(seconds)} ({basis}); runs go to {sweep.study_dir}")
+        place = escape(visible(sweep.study_dir))
+        self.console.print(f"{len(left)} to run, about {duration(seconds)} ({basis}); runs go to {place}")
 
     def _arms(self) -> list[list[Job]]:
         arms: dict[str, list[Job]] = {}
@@ -177,7 +179,7 @@ class Display:
         self.console.print(text, markup=False, highlight=False)
         if job.error:
             self.console.print(f"    {plain_text(job.error)}", markup=False, highlight=False)
-            self.console.print(f"    {job.directory / 'job.log'}", markup=False, highlight=False)
+            self.console.print(f"    {visible(job.directory / 'job.log')}", markup=False, highlight=False)
 
     def interrupted(self) -> None:
         """Called when the children of an interrupted sweep have ended."""
@@ -196,7 +198,7 @@ class Display:
             if job.state != "done":
                 error = plain_text(job.error or "")
                 self.console.print(f"{job.state}: {label(job)}: {error}", markup=False, highlight=False)
-                self.console.print(f"    {job.directory / 'job.log'}", markup=False, highlight=False)
+                self.console.print(f"    {visible(job.directory / 'job.log')}", markup=False, highlight=False)
         for job in sweep.jobs:
             self.console.print(f"  {job.directory.name}  {label(job)}  {job.state}", markup=False, highlight=False)
         for line in next_commands(sweep.study_dir):
@@ -218,5 +220,5 @@ def show_results(study_dir: Path, console: Console | None = None) -> None:
         console.print(as_rich(study.title, study_tables(study, summary)))
         write_results(study, summary, study_dir)
     except (StudyError, ValueError, OSError) as error:  # what ran has run: the exit code must not tell otherwise
-        console.print(f"no table: {error}", markup=False, highlight=False)
-    console.print(f"runs: {study_dir}", markup=False, highlight=False)
+        console.print(f"no table: {visible(error)}", markup=False, highlight=False)
+    console.print(f"runs: {visible(study_dir)}", markup=False, highlight=False)

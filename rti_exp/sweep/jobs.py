@@ -16,6 +16,7 @@ from rti_exp.config.paths import policy_folder
 from rti_exp.config.settings import SettingsError
 from rti_exp.config.typed_config import Config
 from rti_exp.runs import RunLocked, RunUnwritable, adopt, done_elsewhere, read_status
+from rti_exp.runs.bounded import visible
 from rti_exp.sweep.configs import SweepConfigs
 from rti_exp.sweep.overrides import key_of, study_name, swept_keys, value_at
 
@@ -89,7 +90,7 @@ def take_over(jobs: Sequence[Job]) -> None:
         job.state, job.iterations_done = progress(job.directory, job.config)
         taken.append(source.parent.name)
     if taken:
-        studies = ", ".join(sorted(set(taken)))
+        studies = visible(", ".join(sorted(set(taken))))
         print(f"{len(taken)} done already in {studies}, taken from there (fresh=true runs them anew)", flush=True)
 
 
@@ -99,8 +100,8 @@ def _policy_is_newer(path: str, source: Path) -> bool:
     try:
         folder = policy_folder(path)
         began = datetime.fromisoformat(str((read_status(source) or {}).get("started"))).timestamp()
-    except (SettingsError, ValueError):  # a hub's model, whose cache keeps revisions apart; a status without a time
-        return False
+    except (SettingsError, ValueError, OverflowError):
+        return False  # a hub's model, whose cache keeps revisions apart; a status without a usable time
     return any(file.stat().st_mtime > began for file in folder.iterdir() if file.is_file())
 
 

@@ -128,6 +128,8 @@ BROKEN_LINES = {
     "bytes": b"\xff\xfe",
     "zeros": bytes(50),
     "list": b"[1]",
+    "an infinite iteration": b'{"kind": "train", "iteration": 1e400}',
+    "a huge iteration": b'{"kind": "train", "iteration": 1' + b"0" * 400 + b"}",
     "no iteration": b'{"kind": "train"}',
     "deep": b"[" * 100_000,
 }
@@ -220,6 +222,9 @@ def test_a_done_run_is_not_opened_but_to_start_over(tmp_path: Path) -> None:
         "nonsense",
         "[" * 100_000,
         '{"state": "done", "iterations_done": "x"}',
+        '{"state": "done", "iterations_done": 1e400}',
+        '{"state": "done", "iterations_done": 1' + "0" * 400 + "}",
+        '{"state": "done", "error": ' + "[" * 200 + "]" * 200 + "}",
     ],
 )
 def test_a_torn_status_is_no_status(tmp_path: Path, text: str) -> None:
