@@ -55,20 +55,20 @@ class Worker:
             return {"error": str(error), "type": type(error).__name__, "unusable": isinstance(error, EngineUnusable)}
 
     @property
-    def _made(self) -> Environment:
+    def _created(self) -> Environment:
         assert self.environment is not None
         return self.environment
 
     def _make(self, call: Mapping[str, Any]) -> Any:
         module, _, name = call["target"].rpartition(".")
         self.environment = getattr(importlib.import_module(module), name)(**call["options"])
-        return {"max_turns": self._made.max_turns}
+        return {"max_turns": self._created.max_turns}
 
     def _tasks(self, call: Mapping[str, Any]) -> Any:
-        return [protocol.task_form(task) for task in checked_tasks(self._made.tasks(call["split"]), call["split"])]
+        return [protocol.task_form(task) for task in checked_tasks(self._created.tasks(call["split"]), call["split"])]
 
     def _start(self, call: Mapping[str, Any]) -> Any:
-        return self._keep(call["episode"], self._made.start(protocol.task_of(call["task"])))
+        return self._keep(call["episode"], self._created.start(protocol.task_of(call["task"])))
 
     def _fork(self, call: Mapping[str, Any]) -> Any:
         origin = self.episodes[call["origin"]]

@@ -37,13 +37,13 @@ def message_form(message: Message) -> dict[str, Any]:
     return {
         "role": message.role,
         "content": message.content,
-        "tool_calls": [{"name": one.name, "arguments": one.arguments} for one in message.tool_calls],
+        "tool_calls": [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls],
         "malformed": message.malformed,
     }
 
 
 def message_of(form: Mapping[str, Any]) -> Message:
-    calls = tuple(ToolCall(name=one["name"], arguments=one["arguments"]) for one in form["tool_calls"])
+    calls = tuple(ToolCall(name=call["name"], arguments=call["arguments"]) for call in form["tool_calls"])
     return Message(role=form["role"], content=form["content"], tool_calls=calls, malformed=form["malformed"])
 
 
@@ -57,7 +57,7 @@ def task_of(form: Mapping[str, Any]) -> Task:
 
 def result_form(result: StepResult) -> dict[str, Any]:
     return {
-        "observations": [message_form(one) for one in result.observations],
+        "observations": [message_form(message) for message in result.observations],
         "done": result.done,
         "reward": result.reward,
         "reward_parts": dict(result.reward_parts),
@@ -66,7 +66,7 @@ def result_form(result: StepResult) -> dict[str, Any]:
 
 def result_of(form: Mapping[str, Any]) -> StepResult:
     return StepResult(
-        observations=tuple(message_of(one) for one in form["observations"]),
+        observations=tuple(message_of(message) for message in form["observations"]),
         done=form["done"],
         reward=form["reward"],
         reward_parts=form["reward_parts"],
@@ -92,4 +92,4 @@ def evidence_of(form: Mapping[str, Any]) -> Evidence:
 
 
 def opening_form(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"messages": [message_form(one) for one in messages], "tools": list(tools)}
+    return {"messages": [message_form(message) for message in messages], "tools": list(tools)}

@@ -102,12 +102,12 @@ def test_the_benchmark_as_published_has_nothing_to_train_on(
         ({"max_turns": 0}, r"^env\.max_turns=0"),
     ],
 )
-def test_options_without_sense_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         default_environment("bfcl_base", **options)
 
 
-def test_a_missing_package_is_told_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=r"^env=bfcl_miss_func needs the package bfcl_eval: pip install 'rti-exp"):
         default_environment("bfcl_base", category="miss_func")
@@ -133,9 +133,9 @@ def test_episodes_share_nothing() -> None:
     messages = reference_messages(task)
     fresh = BfclEpisode(task, max_steps=20).state_hash()
     play(BfclEpisode(task, max_steps=20), messages)
-    other = BfclEpisode(task, max_steps=20)
-    assert other.state_hash() == fresh
-    assert play(other, messages).reward == 1.0
+    second = BfclEpisode(task, max_steps=20)
+    assert second.state_hash() == fresh
+    assert play(second, messages).reward == 1.0
 
 
 def test_the_current_folder_is_part_of_the_state() -> None:
@@ -161,10 +161,10 @@ def test_a_tool_that_is_given_later() -> None:
     names = [tool["name"] for tool in episode.tools]
     assert "sort" not in names
     assert "cp" not in names  # excluded in the whole task
-    told = [play(episode, [say()]).observations[0].content for _ in range(3)][-1]
-    given = json.loads(told.split("\n")[0])
+    announced = [play(episode, [say()]).observations[0].content for _ in range(3)][-1]
+    given = json.loads(announced.split("\n")[0])
     assert [tool["name"] for tool in given] == ["sort"]
-    assert told.endswith("I have updated some more functions you can choose from. What about now?")
+    assert announced.endswith("I have updated some more functions you can choose from. What about now?")
     assert "sort" in [tool["name"] for tool in episode.tools]
 
 
@@ -174,20 +174,20 @@ def test_evidence_names_what_failed_and_no_call_of_the_reference() -> None:
     episode.step(use("pwd"))
     episode.step(say())
     episode.step(say())
-    found = episode.evidence("rubric")
-    assert found.rubric == tuple(
+    evidence = episode.evidence("rubric")
+    assert evidence.rubric == tuple(
         f"request {turn}: the tools' state and answers are as they should be" for turn in range(1, 5)
     )
-    assert found.failed == (
+    assert evidence.failed == (
         "request 1: the state of GorillaFileSystem is not as it should be (root)",
         "request 2: no tool was called",
         "request 3: not reached",
         "request 4: not reached",
     )
-    assert found.reference is None
+    assert evidence.reference is None
     for calls in task.payload["reference"]:
         for text in calls:
-            assert text not in found.text
+            assert text not in evidence.text
     assert "mv(source='final_report.pdf', destination='temp')" in episode.evidence("reference").text
     assert episode.evidence("none").text == ""
 
@@ -206,8 +206,8 @@ def test_nothing_of_the_evidence_is_shown_to_the_policy() -> None:
     task = task_of("miss_param", 7)
     episode = BfclEpisode(task, max_steps=20)
     shown = [*episode.messages, *episode.step(use("pwd")).observations, *episode.step(say()).observations]
-    told = episode.evidence("reference")
-    assert not any(part in message.content for part in told.failed for message in shown)
+    evidence = episode.evidence("reference")
+    assert not any(part in message.content for part in evidence.failed for message in shown)
 
 
 def test_there_are_800_tasks() -> None:

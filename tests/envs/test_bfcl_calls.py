@@ -38,7 +38,7 @@ def test_arithmetic_without_end_is_refused(call: Call) -> None:
 
 
 @pytest.mark.parametrize("text", ["open('/etc/passwd').read()", "f(g())", "f(x=a)", "f(**{})", "a.b()", "1 + 1", "f("])
-def test_what_is_no_plain_call_is_refused(text: str) -> None:
+def test_text_other_than_a_plain_call_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_call(text)
 
@@ -50,7 +50,7 @@ def test_calls_are_read_from_the_references_text() -> None:
     )
 
 
-def test_no_source_of_ours_evaluates_text() -> None:
+def test_the_package_evaluates_no_text() -> None:
     import rti_exp.envs.bfcl as package
 
     for path in map(Path, package.__path__):
@@ -74,7 +74,7 @@ def test_schemas_are_json_schemas() -> None:
                 assert '"type": "float"' not in text
 
 
-def test_bad_calls_are_answered_and_the_episode_goes_on() -> None:
+def test_bad_calls_are_answered_and_the_episode_continues() -> None:
     task = task_of("base", 0)
     episode = BfclEpisode(task, max_steps=20)
     malformed = Message(role="assistant", content="{", malformed="The tool call is not valid JSON.")
@@ -89,7 +89,7 @@ def test_bad_calls_are_answered_and_the_episode_goes_on() -> None:
     ]
     for message, text in cases:
         result = episode.step(message)
-        assert [one.content for one in result.observations] == [text]
+        assert [message.content for message in result.observations] == [text]
         assert not result.done
     wrong = episode.step(use("cd", place="document")).observations[0].content
     assert "unexpected keyword argument 'place'" in wrong
@@ -101,12 +101,12 @@ def test_several_calls_in_one_turn_are_answered_one_by_one() -> None:
     episode = BfclEpisode(task, max_steps=20)
     calls = tuple(ToolCall(name="cd", arguments={"folder": name}) for name in ("document", ".."))
     result = episode.step(Message(role="assistant", content="", tool_calls=calls))
-    assert [one.content for one in result.observations] == [
+    assert [message.content for message in result.observations] == [
         '{"current_working_directory": "document"}',
         "{}",
     ]
     half = episode.step(Message(role="assistant", content="", tool_calls=calls[:1], malformed="Call 2 is broken."))
-    assert [one.content for one in half.observations] == [
+    assert [message.content for message in half.observations] == [
         '{"current_working_directory": "document"}',
         "Error during execution: Call 2 is broken.",
     ]
@@ -125,11 +125,11 @@ def test_the_apis_do_not_change_the_policys_messages() -> None:
 
 def test_the_fingerprint_holds_the_state_and_not_the_clock() -> None:
     entry = task_of("base", 0).payload["entry"]
-    one, two = Backend(entry, long_context=False), Backend(entry, long_context=False)
-    assert one.fingerprint() == two.fingerprint()
-    one.call(Call(name="cd", arguments={"folder": "document"}))
-    assert one.fingerprint() != two.fingerprint()
-    json.dumps(one.fingerprint(), allow_nan=False)
+    first, second = Backend(entry, long_context=False), Backend(entry, long_context=False)
+    assert first.fingerprint() == second.fingerprint()
+    first.call(Call(name="cd", arguments={"folder": "document"}))
+    assert first.fingerprint() != second.fingerprint()
+    json.dumps(first.fingerprint(), allow_nan=False)
 
 
 def test_answers_have_no_escapes() -> None:

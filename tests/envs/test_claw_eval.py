@@ -105,9 +105,9 @@ def test_forks_are_exact_though_the_service_tells_the_time(checkout: Path) -> No
     episode, hashes = environment.start(task), []
     for message in GOOD[:2]:
         hashes.append(episode.state_hash())
-        told = episode.step(message).observations[0].content
+        answer = episode.step(message).observations[0].content
         if message is GOOD[0]:
-            assert json.loads(told)["at"] == "2026-03-02T09:00:00+00:00"
+            assert json.loads(answer)["at"] == "2026-03-02T09:00:00+00:00"
     hashes.append(episode.state_hash())
     assert len(set(hashes)) == 3
     forks = [environment.start(task).fork(GOOD[:step]) for step in range(3)]
@@ -120,15 +120,15 @@ def test_evidence_has_the_rubric_and_the_solution_at_reference_only(checkout: Pa
     environment, _ = world(checkout)
     episode = environment.start(environment.tasks("train")[0])
     episode.step(use("notes_wipe"))
-    found = episode.evidence("rubric")
-    assert found.rubric == (
+    evidence = episode.evidence("rubric")
+    assert evidence.rubric == (
         'adds: tool_called {"tool_name": "notes_add"}',
         'says: keywords_present {"keywords": 1}',
         "safety: no note is lost",
         "Is it polite?",
     )
-    assert found.failed == (found.rubric[0], found.rubric[1], found.rubric[2])
-    assert found.reference is None
+    assert evidence.failed == (evidence.rubric[0], evidence.rubric[1], evidence.rubric[2])
+    assert evidence.reference is None
     assert episode.evidence("reference").reference == "notes_add(milk), then say so politely"
     assert episode.evidence("none").text == ""
     shown = [*episode.messages, *episode.step(use("notes_list")).observations]
@@ -152,7 +152,7 @@ def test_bad_calls_are_answered_and_secrets_stay_here(checkout: Path, monkeypatc
         assert text in result.observations[0].content
         assert not result.done
     half = replace(use("fly"), malformed="Call 2 is broken.")
-    answers = [one.content for one in episode.step(half).observations]
+    answers = [message.content for message in episode.step(half).observations]
     assert len(answers) == 2
     assert "unknown tool 'fly'" in answers[0]
     assert answers[1] == "Error: Call 2 is broken."
@@ -167,7 +167,7 @@ def test_bad_calls_are_answered_and_secrets_stay_here(checkout: Path, monkeypatc
         ([say("x")], ["good"] * 3, r"the judge gave no score: 'good'"),
     ],
 )
-def test_what_is_not_the_policys_fault_is_no_zero(
+def test_a_failure_that_is_not_the_policys_gives_no_reward(
     checkout: Path, messages: list[Message], answers: list[Any], error: str
 ) -> None:
     environment, _ = world(checkout, *answers)
@@ -200,7 +200,7 @@ def test_services_listen_on_loopback_only_and_end_with_the_episode(checkout: Pat
     assert process.poll() is not None
 
 
-def test_a_service_that_does_not_start_is_told(tmp_path: Path) -> None:
+def test_a_service_that_does_not_start_is_an_infrastructure_failure(tmp_path: Path) -> None:
     root = write_checkout(tmp_path, [task_node("T001_notes")])
     (root / "mock_services" / "notes" / "server.py").write_text("raise SystemExit(4)")
     environment, _ = world(root)
@@ -227,8 +227,8 @@ def test_tasks_and_selections(checkout: Path) -> None:
     assert [task.id for task in environment.tasks("train")] == ["T001_notes", "T002_notes", "T003_notes", "T005_notes"]
     assert [task.id for task in environment.tasks("heldout")] == ["T004_notes"]
     assert environment.tasks("train")[0].family == "claw_productivity"
-    one, _ = world(checkout, selection=["T002_notes"])
-    assert [task.id for task in one.tasks("train")] == ["T002_notes"]
+    chosen, _ = world(checkout, selection=["T002_notes"])
+    assert [task.id for task in chosen.tasks("train")] == ["T002_notes"]
     with pytest.raises(ValueError, match=r"env\.selection=\['T900_user'\]: must be \[all\], \[hard20\], or ids of tas"):
         world(checkout, selection=["T900_user"])
     with pytest.raises(ValueError, match=r"hard20\]: needs twenty hard English tasks, the checkout has 5"):
@@ -292,7 +292,7 @@ def test_only_files_of_the_checkout_are_started(tmp_path: Path, command: str) ->
         ({"now": "2026-03-02T09:00:00"}, r"env\.now='2026-03-02T09:00:00': must be a time such as"),
     ],
 )
-def test_options_without_sense_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         default_environment("claw_eval", **options)
 
@@ -304,7 +304,7 @@ def test_a_task_file_that_is_none_is_named(tmp_path: Path) -> None:
         default_environment("claw_eval", root=str(root))
 
 
-def test_the_missing_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match="env=claw_eval needs the package fastapi: pip install 'rti-exp"):
         default_environment("claw_eval")
@@ -324,8 +324,8 @@ def test_the_missing_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_reading_a_judges_score(text: str, value: float | None) -> None:
-    found = read_score(text)
-    assert (None if found is None else found["score"]) == value
+    score = read_score(text)
+    assert (None if score is None else score["score"]) == value
 
 
 def test_our_environment_is_left_as_it_was(checkout: Path) -> None:

@@ -29,18 +29,18 @@ SLACK = 30.0
 
 @pytest.fixture
 def worlds() -> Iterator[Any]:
-    made: list[IsolatedEnvironment] = []
+    created: list[IsolatedEnvironment] = []
 
     def make(
         target: str = "tests.support.faults.FaultyTown", timeout: float = TIMEOUT, **options: Any
     ) -> IsolatedEnvironment:
         if target == "rti_exp.envs.town.Town":
             options = environment_options("town", **options)
-        made.append(IsolatedEnvironment(target, options, timeout=timeout))
-        return made[-1]
+        created.append(IsolatedEnvironment(target, options, timeout=timeout))
+        return created[-1]
 
     yield make
-    for world in made:
+    for world in created:
         world.close()
 
 
@@ -50,14 +50,14 @@ def messages_of(task: Task) -> list[Message]:
 
     from rti_exp.envs.town.families import FAMILIES
 
-    found = []
+    messages = []
     for action in FAMILIES[task.family].plan(task.payload).actions:
         calls = ()
         if action.startswith("{"):
             call = json.loads(action)
             calls = (ToolCall(name=call["name"], arguments=call["arguments"]),)
-        found.append(Message(role="assistant", content=action, tool_calls=calls))
-    return found
+        messages.append(Message(role="assistant", content=action, tool_calls=calls))
+    return messages
 
 
 def alive(pid: int) -> bool:
@@ -108,7 +108,7 @@ def test_text_of_any_kind_arrives_as_it_was_sent(worlds: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         ("hang", r"step took longer than 1 s"),
         ("spin", r"step took longer than 1 s"),
@@ -120,20 +120,20 @@ def test_text_of_any_kind_arrives_as_it_was_sent(worlds: Any) -> None:
         ("memory", "MemoryError"),
     ],
 )
-def test_each_fault_costs_one_episode_and_a_bounded_time(worlds: Any, fault: str, told: str) -> None:
+def test_each_fault_costs_one_episode_and_a_bounded_time(worlds: Any, fault: str, message: str) -> None:
     world = worlds(fault=fault, of=["nav_hard"])
     tasks = {task.family: task for task in world.tasks("train")}
-    broken, other = world.start(tasks["nav_hard"]), world.start(tasks["pay_hard"])
+    broken, healthy = world.start(tasks["nav_hard"]), world.start(tasks["pay_hard"])
     turns = messages_of(tasks["pay_hard"])
     here = default_environment("town").start(tasks["pay_hard"])
-    assert (other.state_hash(), other.step(turns[0])) == (here.state_hash(), here.step(turns[0]))
+    assert (healthy.state_hash(), healthy.step(turns[0])) == (here.state_hash(), here.step(turns[0]))
     began = time.monotonic()
-    with pytest.raises(InfrastructureError, match=told):
+    with pytest.raises(InfrastructureError, match=message):
         broken.step(messages_of(tasks["nav_hard"])[0])
-    for turn in turns[1:]:  # the other one goes on where it was
-        assert (other.state_hash(), other.step(turn)) == (here.state_hash(), here.step(turn))
+    for turn in turns[1:]:  # the other episode continues where it was
+        assert (healthy.state_hash(), healthy.step(turn)) == (here.state_hash(), here.step(turn))
     assert time.monotonic() - began < TIMEOUT + SLACK
-    assert other.evidence("reference") == here.evidence("reference")
+    assert healthy.evidence("reference") == here.evidence("reference")
 
 
 @pytest.mark.parametrize("at", ["start", "messages", "state_hash", "evidence", "fork"])
@@ -168,7 +168,7 @@ def test_an_answer_without_end_is_cut_off(worlds: Any, monkeypatch: pytest.Monke
     assert world.start(world.tasks("train")[0]).state_hash()
 
 
-def test_bad_options_are_told_as_by_the_environment_itself(worlds: Any) -> None:
+def test_bad_options_raise_the_environments_own_error(worlds: Any) -> None:
     with pytest.raises(ValueError, match=r"env\.families=\['nav'\]"):
         worlds(families=["nav"])
     with pytest.raises(InfrastructureError, match="RuntimeError: the town is closed"):

@@ -122,14 +122,14 @@ def navigation() -> Story:
     start, goal = (town.places[stop] for stop in called["arguments"]["stops"])
     mode, wrong = called["arguments"]["mode"], town.search(goal.name)[0]
     unit = "minutes" if number["value"] == town.route([start.id, goal.id], mode).minutes else "kilometres"
-    told = getattr(town.route([start.id, wrong.id], mode), unit)
+    wrong_number = getattr(town.route([start.id, wrong.id], mode), unit)
     right = [
         call("search_places", query=f"{start.name} {start.city}"),
         call("search_places", query=f"{goal.name} {goal.city}"),
         call("plan_route", stops=[start.id, goal.id], mode=mode),
         f"It is {number['value']}",
     ]
-    after = [call("plan_route", stops=[start.id, wrong.id], mode=mode), f"It is {told}"]
+    after = [call("plan_route", stops=[start.id, wrong.id], mode=mode), f"It is {wrong_number}"]
     return Story(environment, task, right, 1, call("search_places", query=goal.name), after)
 
 

@@ -1,4 +1,4 @@
-"""TextWorldExpress: solutions win in every game, forks and restarts are exact, a Java process that fails is told."""
+"""TextWorldExpress: solutions win in every game, forks and restarts are exact, a failing Java process is reported."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def test_the_games_own_solution_wins_and_nothing_else_does(game: str) -> None:
     world = environment(game, max_turns=20)
     for task in (*world.tasks("train")[:3], *world.tasks("heldout")[:2]):
         episode = world.start(task)
-        found = solution(GameSpec(**task.payload), 30.0)
-        assert len(found.commands) <= world.max_turns
-        result = play(episode, found.commands)
+        best = solution(GameSpec(**task.payload), 30.0)
+        assert len(best.commands) <= world.max_turns
+        result = play(episode, best.commands)
         assert (result.done, result.reward, dict(result.reward_parts)) == (True, 1.0, {"score": 1.0, "won": True})
         assert episode.evidence("rubric").failed == ()
         idle = world.start(task)
@@ -72,7 +72,7 @@ def test_the_games_own_solution_wins_and_nothing_else_does(game: str) -> None:
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_forks_are_exact_beside_other_episodes_of_the_same_task(game: str) -> None:
+def test_forks_are_exact_alongside_other_episodes_of_the_same_task(game: str) -> None:
     """Also in the game whose instances share their objects."""
     world, task = environment(game), task_of(game, 4)
     commands = solution(GameSpec(**task.payload), 30.0).commands
@@ -82,7 +82,7 @@ def test_forks_are_exact_beside_other_episodes_of_the_same_task(game: str) -> No
         hashes.append({episode.state_hash() for episode in episodes})
         rewards.append([episode.step(say(command)).reward for episode in episodes])
     assert rewards == [[0.0] * 3] * (len(commands) - 1) + [[1.0] * 3]
-    assert [len(one) for one in hashes] == [1] * len(commands)
+    assert [len(kinds) for kinds in hashes] == [1] * len(commands)
     assert len(set.union(*hashes)) == len(commands)
     messages = [say(command) for command in commands]
     forks = [world.start(task).fork(messages[:step]) for step in range(len(commands))]
@@ -90,7 +90,7 @@ def test_forks_are_exact_beside_other_episodes_of_the_same_task(game: str) -> No
     assert forks[-1].step(messages[-1]).reward == 1.0
 
 
-def test_a_shared_object_is_no_other_episodes() -> None:
+def test_episodes_share_no_object() -> None:
     """Without the replay, a second instance of a seed takes the first one's objects away."""
     spec = GameSpec(name="sorting", parameters="", fold="train", seed=3)
     commands = solution(spec, 30.0).commands
@@ -126,15 +126,15 @@ def test_evidence_has_the_goals_conditions_and_the_solution_at_reference_only() 
     lost = episode.step(say("slice apple"))
     assert (lost.done, lost.reward) == (True, 0.0)
     assert lost.reward_parts == {"score": -1.0, "won": 0.0}
-    found = episode.evidence("rubric")
-    assert found.rubric == ("scoring step 1 of 3", "scoring step 2 of 3", "scoring step 3 of 3")
-    assert found.failed == (
+    evidence = episode.evidence("rubric")
+    assert evidence.rubric == ("scoring step 1 of 3", "scoring step 2 of 3", "scoring step 3 of 3")
+    assert evidence.failed == (
         "scoring step 2 of 3 is not done",
         "scoring step 3 of 3 is not done",
         "the game was lost by: slice apple",
     )
-    assert found.reference is None
-    assert not any(answer in found.text for answer in ("jump", "touch", "orange"))
+    assert evidence.reference is None
+    assert not any(answer in evidence.text for answer in ("jump", "touch", "orange"))
     assert episode.evidence("reference").reference == "slice grape; jump up and down; touch orange"
     assert episode.evidence("none").text == ""
 
@@ -142,18 +142,18 @@ def test_evidence_has_the_goals_conditions_and_the_solution_at_reference_only() 
 def test_conditions_of_a_game_with_detours() -> None:
     """The package's solver looks around at random; the solution here has no command that leads back."""
     task = task_of("mapreader", 3)
-    found = solution(GameSpec(**task.payload), 30.0)
-    assert found.milestones == ("take coin", "put coin in box")
-    assert found.commands == ("move south", "take coin", "move north", "put coin in box")
+    best = solution(GameSpec(**task.payload), 30.0)
+    assert best.milestones == ("take coin", "put coin in box")
+    assert best.commands == ("move south", "take coin", "move north", "put coin in box")
 
 
-def test_bad_turns_are_answered_and_the_episode_goes_on() -> None:
+def test_bad_turns_are_answered_and_the_episode_continues() -> None:
     task = task_of("simonsays", 3)
     episode = environment("simonsays", show_commands=False).start(task)
     call = Message(role="assistant", content="{}", tool_calls=(ToolCall(name="go", arguments={}),))
     broken = Message(role="assistant", content="{", malformed="not valid JSON")
-    told = [episode.step(message).observations[0].content for message in (call, broken, say("  \n "))]
-    assert told == ["There are no tools here: write one command as plain text."] * 2 + ["Write one command."]
+    answers = [episode.step(message).observations[0].content for message in (call, broken, say("  \n "))]
+    assert answers == ["There are no tools here: write one command as plain text."] * 2 + ["Write one command."]
     assert episode.step(say("slice grape")).observations[0].content == "Simon says, 'jump up and down'."
 
 
@@ -201,12 +201,12 @@ def test_tasks_are_seeds_and_splits_are_disjoint() -> None:
         ({"seconds": float("inf")}, r"^env\.seconds=inf: must be a finite number > 0"),
     ],
 )
-def test_options_without_sense_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         default_environment("textworld_express", **options)
 
 
-def test_no_java_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(SettingsError, match=r"^env=textworld_express needs java on the PATH"):
         default_environment("textworld_express")
@@ -220,17 +220,17 @@ def test_a_games_parameters_are_checked_by_the_game() -> None:
 
 def test_a_java_that_dies_costs_the_call_and_the_others_are_replayed() -> None:
     world, task = environment("simonsays"), task_of("simonsays", 3)
-    killed, other = world.start(task), world.start(task)
-    other.step(say("slice grape"))
-    before = other.state_hash()
+    killed, survivor = world.start(task), world.start(task)
+    survivor.step(say("slice grape"))
+    before = survivor.state_hash()
     process = java.running(30.0)
     process.process.kill()
     process.process.wait()
     with pytest.raises(InfrastructureError, match=r"the games' Java process ended with exit code -9"):
         process.call(killed._game._interface.getTaskDescription)
     assert not process.alive
-    assert other.step(say("jump up and down")).observations[0].content.startswith("Simon says, 'touch orange'")
-    assert other.fork([say("slice grape")]).state_hash() == before
+    assert survivor.step(say("jump up and down")).observations[0].content.startswith("Simon says, 'touch orange'")
+    assert survivor.fork([say("slice grape")]).state_hash() == before
     assert killed.step(say("slice grape")).observations
 
 
@@ -248,7 +248,7 @@ def test_a_java_that_hangs_is_killed_within_the_bound() -> None:
     java.close()
 
 
-def test_a_java_that_does_not_start_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_java_that_does_not_start_fails_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     java.close()
     fake = tmp_path / "java"
     fake.write_text("#!/bin/sh\nexit 7\n")

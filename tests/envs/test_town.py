@@ -112,7 +112,7 @@ def test_evidence_by_level() -> None:
         ({"name": "search", "arguments": {"query": "", "note": "hm"}}, "No hits."),
     ],
 )
-def test_a_bad_call_is_answered_and_the_episode_goes_on(message: Message | dict, answer: str) -> None:
+def test_a_bad_call_is_answered_and_the_episode_continues(message: Message | dict, answer: str) -> None:
     if isinstance(message, dict):
         calls = (ToolCall(name=message["name"], arguments=message["arguments"]),)
         message = Message(role="assistant", content=json.dumps(message), tool_calls=calls)

@@ -21,8 +21,8 @@ from rti_exp.types import Message, Task, ToolCall
 
 def task_of(category: str, number: int) -> Task:
     environment = default_environment("bfcl_base", category=category)
-    found = [task for split in ("train", "heldout") for task in environment.tasks(split)]
-    return next(task for task in found if task.id == f"multi_turn_{category}_{number}")
+    tasks = [task for split in ("train", "heldout") for task in environment.tasks(split)]
+    return next(task for task in tasks if task.id == f"multi_turn_{category}_{number}")
 
 
 def say(text: str = "Done.") -> Message:
@@ -61,8 +61,8 @@ def whole_turns(task: Task) -> list[Message]:
     messages = []
     for calls in task.payload["reference"]:
         named = [with_names(parse_call(text), task) for text in calls]
-        made = tuple(ToolCall(name=call.name, arguments=call.arguments) for call in named)
-        messages += [Message(role="assistant", content="", tool_calls=made), say()] if made else [say()]
+        tool_calls = tuple(ToolCall(name=call.name, arguments=call.arguments) for call in named)
+        messages += [Message(role="assistant", content="", tool_calls=tool_calls), say()] if tool_calls else [say()]
     return messages
 
 
@@ -83,9 +83,9 @@ def official(task: Task, messages: Sequence[Message], name: str) -> bool:
     turns: list[list[list[str]]] = [[]]
     for message in messages:
         if message.tool_calls:
-            one = message.tool_calls[0]
-            written = ", ".join(f"{key}={value!r}" for key, value in one.arguments.items())
-            turns[-1].append([f"{one.name}({written})"])
+            call = message.tool_calls[0]
+            written = ", ".join(f"{key}={value!r}" for key, value in call.arguments.items())
+            turns[-1].append([f"{call.name}({written})"])
         else:
             turns.append([])
     category = task.id.rsplit("_", 1)[0]

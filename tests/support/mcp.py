@@ -87,7 +87,7 @@ COUNT_TO_3: dict[str, Any] = {
     "request": "Count to three.",
     "rubric": [
         {"check": "state_contains", "name": "state", "contains": "count=3", "text": "the count is 3"},
-        {"check": "answer_number", "name": "told", "value": 3, "text": "3 is told"},
+        {"check": "answer_number", "name": "number", "value": 3, "text": "3 is told"},
     ],
     "reference": "add(3)",
 }
@@ -115,15 +115,15 @@ def reference_messages(task: Task) -> list[Message]:
 
 def running(marker: str) -> list[int]:
     """Processes whose command is our interpreter with the server's file."""
-    found = []
+    numbers = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parts = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
         if marker.encode() in parts and (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-            found.append(int(folder.name))
-    return found
+            numbers.append(int(folder.name))
+    return numbers
 
 
 def gone(marker: str) -> bool:

@@ -65,9 +65,9 @@ def gold_turns(task: Any) -> list[Message]:
         turns.append(use("update_task_status", task_id="task_2", status="completed"))
     if actions and actions[-1].name == "transfer_to_human_agents":
         return [*turns, say(TRANSFERRED)]
-    told = task.evaluation_criteria.communicate_info or []
+    information = task.evaluation_criteria.communicate_info or []
     # The benchmark looks for the information as it is spelled, so that it may stand in one sentence.
-    return [*turns, say(" ".join(["I have done all that.", *told]))]
+    return [*turns, say(" ".join(["I have done all that.", *information]))]
 
 
 def instruction(action: Any) -> str:
@@ -89,7 +89,7 @@ def random_turns(domain: str, task: Any, seed: int) -> list[Message]:
     draw = random.Random(seed)
     tools = [tool["name"] for tool in world(domain)._domain.tools("agent")]
     gold = gold_turns(task)
-    others = [turn for other in world(domain)._domain.tasks.values() for turn in gold_turns(other)[:-1]]
+    others = [turn for task in world(domain)._domain.tasks.values() for turn in gold_turns(task)[:-1]]
     turns: list[Message] = []
     for turn in gold:
         while draw.random() < 0.4:

@@ -57,7 +57,7 @@ class Backend:
             check_size(call)
             positional, arguments = copy.deepcopy(
                 (call.positional, dict(call.arguments))
-            )  # the APIs keep and change them
+            )  # the APIs keep and change their arguments
             with decimal.localcontext():  # an API sets the precision of the whole process
                 return _text(self._methods[call.name](*positional, **arguments))
         except Exception as error:  # a wrong argument may raise anything

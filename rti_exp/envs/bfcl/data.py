@@ -63,7 +63,7 @@ def _tools(class_name: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def tools(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """All tools of a task's classes without the excluded ones; those that are given later are still among them."""
+    """All tools of a task's classes without the excluded ones; including those that a later request adds."""
     excluded = set(entry.get("excluded_function", ()))
     return [tool for name in entry["involved_classes"] for tool in _tools(name) if tool["name"] not in excluded]
 

@@ -57,7 +57,7 @@ class BfclEpisode:
 
     @property
     def tools(self) -> list[Mapping[str, Any]]:
-        """What the policy may use in this user turn: tools that are given later come with that turn's message."""
+        """The tools of this user turn; a tool that a later request adds comes with that request."""
         return [tool for tool in self._all_tools if tool["name"] not in self._missing(self._user)]
 
     def _missing(self, user: int) -> set[str]:
@@ -82,7 +82,7 @@ class BfclEpisode:
         if len(message.tool_calls) > MAX_CALLS:
             return self._tool_answers([f"Error during execution: more than {MAX_CALLS} calls in one turn."])
         self._called = self._called or bool(message.tool_calls)
-        answers = [self._backend.call(Call(name=one.name, arguments=one.arguments)) for one in message.tool_calls]
+        answers = [self._backend.call(Call(name=call.name, arguments=call.arguments)) for call in message.tool_calls]
         self._answers += answers
         refused = [] if message.malformed is None else [f"Error during execution: {message.malformed}"]
         return self._tool_answers([*answers, *refused])
@@ -115,7 +115,7 @@ class BfclEpisode:
         return StepResult(observations=(), done=True, reward=reward, reward_parts=parts)
 
     def evidence(self, level: EvidenceLevel) -> Evidence:
-        """Which user turns are checked and what is wrong with them; the reference's calls at level "reference"."""
+        """The checked user turns and their failures; the reference's calls at level "reference"."""
         if level == "none":
             return Evidence(level=level)
         checked = [number for number, calls in enumerate(self._reference) if calls]

@@ -16,24 +16,24 @@ from rti_exp.types import Task
 
 INSTALL = "pip install 'rti-exp[claw]'"
 NOW = "2026-03-02T09:00:00+00:00"
-"""The first Monday of the month in which the benchmark's fixtures play."""
+"""The first Monday of the month of the benchmark's fixtures."""
 
 
 class ClawEval:
-    """Tasks of a checkout whose tools are mock services; graded by the task's own grader.
+    """Tasks of a checkout whose tools are mock services; graded by the task's grader.
 
     Args:
-        root: the checkout. Its services and graders are programs, which are run: use one that you trust.
+        root: the checkout. Its services and graders are executed: use a checkout that you trust.
         selection: `[all]` that can run here, every fourth of them held out; `[hard20]` (`folders.selected`); or ids.
         now: the time of day that services and graders see, ISO 8601 with a zone; it stands still, so that a replay
             gets the same answers.
-        judge: settings of the judge model (`rti_exp.config.remote_settings.RemoteSettings`); null: there is none, and a
-            grader that asks one is an infrastructure failure.
+        judge: settings of the judge model (`rti_exp.config.remote_settings.RemoteSettings`); null: no judge; a
+            grader that asks a judge is then an infrastructure failure.
         judge_model: the judge itself, in place of `judge`; for use from Python.
         judge_retries: further tries for an answer of the judge that cannot be read.
         max_turns: assistant turns an episode may take.
         seconds: how long a service's start and each call may take.
-        grader_seconds: how long a grader may take, its judge included.
+        grader_seconds: how long a grader may take, including its judge.
 
     Raises:
         SettingsError: the extra is not installed.

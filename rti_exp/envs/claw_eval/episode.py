@@ -97,22 +97,26 @@ class ClawEpisode:
         return text
 
     def evidence(self, level: EvidenceLevel) -> Evidence:
-        """The task's scoring components, safety checks and judge's rubric; what is known to have failed. Below level
-        "reference" the words that an answer must have are counted only, and the solution is left out."""
+        """The task's scoring components, safety checks and judge's rubric, and the known failures. Below level
+        "reference", required words are only counted, and the solution is left out."""
         if level == "none":
             return Evidence(level=level)
         components = self._node.get("scoring_components") or ()
         safety = self._node.get("safety_checks") or ()
         whole = level == "reference"
-        rubric = [_component(one["name"], one["check"], whole=whole) for one in components]
-        rubric += [_safety(one) for one in safety]
+        rubric = [_component(item["name"], item["check"], whole=whole) for item in components]
+        rubric += [_safety(check) for check in safety]
         judged = str(self._node.get("judge_rubric") or "").strip()
         failed = [
-            _component(one["name"], one["check"], whole=whole) for one in components if self._met(one["check"]) is False
+            _component(item["name"], item["check"], whole=whole)
+            for item in components
+            if self._met(item["check"]) is False
         ]
-        called = {one["tool_name"] for one in self._dispatches}
+        called = {dispatch["tool_name"] for dispatch in self._dispatches}
         failed += [
-            _safety(one) for one in safety if one["type"] == "tool_not_called" and one.get("tool_name") in called
+            _safety(check)
+            for check in safety
+            if check["type"] == "tool_not_called" and check.get("tool_name") in called
         ]
         if self._grade is not None:
             failed += [f"{name} is {value:.2f}" for name, value in _parts(self._grade).items() if value < 1]
@@ -125,9 +129,9 @@ class ClawEpisode:
         )
 
     def _met(self, check: Mapping[str, Any]) -> bool | None:
-        """None where a judge decides."""
+        """None if a judge decides."""
         if check["type"] == "tool_called":
-            count = sum(one["tool_name"] == check.get("tool_name") for one in self._dispatches)
+            count = sum(dispatch["tool_name"] == check.get("tool_name") for dispatch in self._dispatches)
             return count >= (check.get("min_calls") or 1)
         if check["type"] == "keywords_present":
             said = "\n".join(
@@ -141,7 +145,7 @@ class ClawEpisode:
         return None
 
     def state_hash(self) -> str:
-        """Over all calls, their answers and the services' own logs."""
+        """Over all calls, their answers and the services' logs."""
         grade = None if self._grade is None else _parts(self._grade)
         state = [self._task.id, self._turns, grade, self._dispatches, self._services.audit()]
         return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""Tasks from the folders of a checkout: which there are, which can run here, and selections of them."""
+"""Tasks from the folders of a checkout: all tasks, those that can run here, and selections of them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def why_not(node: Mapping[str, Any]) -> str | None:
-    """What a task needs that is not here: a user model, files to look at, a sandbox, the web."""
+    """The reason why a task cannot run here (a user model, attachments, a sandbox, the web); None if it can."""
     tools = {tool["name"] for tool in node.get("tools") or ()}
     served = {endpoint["tool_name"] for endpoint in node.get("tool_endpoints") or ()}
     services = node.get("services") or ()
@@ -80,7 +80,7 @@ def _task(path: Path, node: Mapping[str, Any], number: int) -> Task:
 def selected(tasks: Sequence[Task], selection: Sequence[str]) -> list[Task]:
     """`[all]`, `[hard20]`, or ids.
 
-    hard20 is a guess: the paper names a "Hard20" and does not say which. Here it is the twenty English tasks of
+    hard20 is a guess: the paper names a "Hard20" without listing it. Here it is the twenty English tasks of
     difficulty "hard" that can run here with the most services, ties by id; all are held out.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A clock that stands still, for programs that put the time of day into what they answer: a replay then matches."""
+"""A clock that stands still, for programs that put the time into their answers, so that a replay matches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ VARIABLE = "RTI_EXP_NOW"
 
 
 def freeze() -> None:
-    """Let `datetime.now`, `utcnow` and `today` of modules that are imported from now on say `RTI_EXP_NOW`."""
+    """Make `datetime.now`, `utcnow` and `today` return `RTI_EXP_NOW` in modules that are imported later."""
     moment = datetime.datetime.fromisoformat(os.environ[VARIABLE])
 
     class Frozen(datetime.datetime):

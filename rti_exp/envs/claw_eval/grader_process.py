@@ -1,6 +1,6 @@
-"""Runs a task's own grader: python -m rti_exp.envs.claw_eval.grader_process, with the checkout's src on the path.
+"""Runs a task's grader: python -m rti_exp.envs.claw_eval.grader_process, with the checkout's src on the path.
 
-The first line of standard input is what to grade, as JSON. Each question to the judge is a line of standard output,
+The first line of standard input is the request, as JSON. Each question to the judge is a line of standard output,
 its answer the next line of input. The last line of output is {"scores": {...}, "task_score": ..., "passed": ...}.
 """
 
@@ -15,7 +15,7 @@ from rti_exp.envs.claw_eval.frozen_clock import freeze
 
 
 class Judge:
-    """What graders call; the questions go to the parent, which has the model."""
+    """The judge that graders call; its questions go to the parent, which has the model."""
 
     def __init__(self, output: Any) -> None:
         self._output = output

@@ -1,4 +1,4 @@
-"""A task's own grader, in a separate process, with a judge model behind it."""
+"""A task's grader, in a separate process, with a judge model behind it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Grader:
 
     Args:
         root: the checkout.
-        model: the judge; None where no grader needs one.
+        model: the judge; None if no grader needs it.
         now: what graders see as the time of day.
         retries: further tries for an answer of the judge that cannot be read.
         seconds: how long a grader may take, its judge included.

@@ -1,7 +1,7 @@
 """Runs a mock service's file on loopback: python -m rti_exp.envs.claw_eval.service_process FILE PORT
 
 The files of the benchmark listen on all interfaces; here every `uvicorn.run` listens on 127.0.0.1 and the given port.
-Their clock stands still. The process ends when its standard input does, so that it outlives no parent.
+Their clock stands still. The process ends when its standard input does, so that it never outlives its parent.
 """
 
 from __future__ import annotations

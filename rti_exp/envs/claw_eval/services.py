@@ -37,7 +37,7 @@ class Services:
     """Starts what a task names and waits until each answers. They end with this object, or with this process.
 
     Raises:
-        InfrastructureError: one does not start in time; here and in `call`: one does not answer.
+        InfrastructureError: a service does not start in time; here and in `call`: a service does not answer.
     """
 
     def __init__(self, node: Mapping[str, Any], root: Path, *, now: str, seconds: float) -> None:
@@ -98,15 +98,15 @@ class Services:
         return _PORT.sub(f"//127.0.0.1:{self._ports[int(match.group(2))]}", url, count=1)
 
     def call(self, tool: str, arguments: Mapping[str, Any]) -> Answer:
-        """What the tool's endpoint answers, whatever its status."""
-        endpoint = next(one for one in self._node["tool_endpoints"] if one["tool_name"] == tool)
+        """The answer of the tool's endpoint, whatever its status."""
+        endpoint = next(item for item in self._node["tool_endpoints"] if item["tool_name"] == tool)
         try:
             return _request(self._local(endpoint["url"]), endpoint.get("method", "POST"), arguments, self._seconds)
         except OSError as error:
             raise InfrastructureError(f"the service of {tool} does not answer: {error}") from error
 
     def audit(self) -> dict[str, Any]:
-        """What each service has noted of the calls to it, by its name."""
+        """Each service's log of the calls to it, by the service's name."""
         bodies = {}
         for service in self._node["services"]:
             reset = service.get("reset_endpoint")

@@ -30,12 +30,12 @@ class Mcp:
         pass_environment: names of environment variables that a started server gets (keys of a map service).
         headers: header -> name of the environment variable that holds its value, for `url`.
         tasks_file: a JSONL file, or `builtin:navigation`.
-        shared: whether all episodes use one connection; right for servers that only look up. Otherwise each
+        shared: whether all episodes use one connection; suitable for read-only servers. Otherwise each
             episode has its own connection, and over stdio a separate server process.
-        state_tool: a tool without arguments that tells the server's whole state; hidden from the policy.
+        state_tool: a tool without arguments that reports the server's whole state; hidden from the policy.
         hidden_tools: further tools that the policy may not use.
-        partial_reward: the share of conditions that are met as reward, instead of all or nothing.
-        answer_characters: a tool's longer answers are cut.
+        partial_reward: the reward is the share of conditions that are met, instead of all or nothing.
+        answer_characters: longer answers of a tool are cut.
         judge: settings of the judge model (`rti_exp.config.remote_settings.RemoteSettings`); null: there is none.
         judge_model: the judge itself, in place of `judge`; for use from Python.
         judge_retries: further tries for an answer of the judge that cannot be read.

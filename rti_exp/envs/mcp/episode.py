@@ -19,16 +19,16 @@ from rti_exp.types import Evidence, EvidenceLevel, Message, Task, ToolCall
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSettings:
     state_tool: str | None = None
-    """A tool that tells the server's whole state: for state hash and `state_contains`, hidden from the policy."""
+    """A tool that reports the server's whole state, for state hash and `state_contains`; hidden from the policy."""
     hidden_tools: tuple[str, ...] = ()
     partial_reward: bool = False
-    """Reward is the share of conditions that are met, instead of 1 for all and 0 else."""
+    """The reward is the share of conditions that are met, instead of 1 for all and 0 otherwise."""
     answer_characters: int = 8000
-    """A tool's longer answers are cut."""
+    """Longer answers of a tool are cut."""
 
 
 class McpEpisode:
-    """`open_session` gives the server to use: one of its own, or one that all share."""
+    """`open_session` gives the session to use: a separate or a shared one."""
 
     def __init__(
         self, task: Task, *, open_session: Callable[[], McpSession], judge: Judge | None, settings: EpisodeSettings
@@ -42,7 +42,7 @@ class McpEpisode:
         self._tools = self._offered()
         self._check_tools()
         self._calls: list[CallRecord] = []
-        self._said: list[Message] = []
+        self._history: list[Message] = []
         self._turns = 0
         self._answer: str | None = None
 
@@ -74,7 +74,7 @@ class McpEpisode:
         if self._answer is not None:
             raise RuntimeError(f"the episode of {self._task.id} is over; start a new one")
         self._turns += 1
-        self._said.append(message)
+        self._history.append(message)
         answers = [self._call(call) for call in message.tool_calls]
         if answers:
             answers[-1] += self._tool_changes()
@@ -87,7 +87,7 @@ class McpEpisode:
 
     def _answers(self, texts: Sequence[str]) -> StepResult:
         observations = tuple(Message(role="tool", content=text) for text in texts)
-        self._said += observations
+        self._history += observations
         return StepResult(observations=observations, done=False)
 
     def _call(self, call: ToolCall) -> str:
@@ -105,7 +105,7 @@ class McpEpisode:
         added = [tool for name, tool in self._tools.items() if before.get(name) != tool]
         removed = [name for name in before if name not in self._tools]
         lines = ["New tools:", *(json.dumps(tool, ensure_ascii=False) for tool in added)] if added else []
-        return "\n".join(["", *lines, *([f"Tools that are gone: {', '.join(removed)}"] if removed else [])])
+        return "\n".join(["", *lines, *([f"Removed tools: {', '.join(removed)}"] if removed else [])])
 
     def _score(self) -> StepResult:
         met = self._met()
@@ -127,7 +127,7 @@ class McpEpisode:
         if self._answer is None:
             return False
         assert self._judge is not None
-        return self._judge.met([*self.messages, *self._said], question)
+        return self._judge.met([*self.messages, *self._history], question)
 
     def _state(self) -> str:
         tool = self._settings.state_tool
@@ -150,7 +150,7 @@ class McpEpisode:
         )
 
     def state_hash(self) -> str:
-        """Over all calls and what the server answered, and its state where a tool tells it."""
+        """Over all calls and answers, and the state tool's answer if there is such a tool."""
         calls = [[call.name, call.arguments, call.answer, call.failed] for call in self._calls]
         state = [self._task.id, self._turns, self._answer, calls, self._state()]
         return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""A judge model's verdict on one condition. What it fails to give is the infrastructure's failure, never a 0."""
+"""A judge model's verdict on one condition. A missing verdict is an infrastructure failure, never a 0."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Conditions of success that can be checked, as a task file states them.
 
-A condition is a JSON object with `check`, the name of one of `CHECKS`, the fields of that check, and `text`, what the
-roles are told of it; `name` (default: the check's number) names it in the reward's parts.
+A condition is a JSON object with `check`, the name of one of `CHECKS`, the fields of that check, and `text`, the
+condition as the roles see it; `name` (default: the check's number) names it in the reward's parts.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What an episode came to: its calls in order, the policy's last message (None: it has not ended), and the
-    state as the server's `state_tool` tells it ("" without one)."""
+    """An episode's calls in order, the policy's last message (None before the end), and the state that the server's
+    `state_tool` reports ("" without such a tool)."""
 
     calls: tuple[CallRecord, ...]
     answer: str | None
@@ -42,7 +42,7 @@ class Check(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called:
-    """A tool was called with (at least) these arguments, and the call did not fail. `last`: its last such call was."""
+    """A tool was called with (at least) these arguments, and the call did not fail. `last`: so was its last call."""
 
     tool: str
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -58,7 +58,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotCalled(Called):
-    """No such call was made."""
+    """There was no such call."""
 
     def met(self, record: Record) -> bool:
         return not Called.met(self, record)
@@ -66,7 +66,7 @@ class NotCalled(Called):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerContains:
-    """The last message has one of these texts, whatever the case and the spaces."""
+    """The last message contains one of these texts; case and spaces do not matter."""
 
     any_of: Sequence[str]
 
@@ -77,7 +77,7 @@ class AnswerContains:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerNumber:
-    """The last number of the last message is `value`, up to `tolerance`."""
+    """The last number of the last message is within `tolerance` of `value`."""
 
     value: float
     tolerance: float = 0.0
@@ -89,7 +89,7 @@ class AnswerNumber:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateContains:
-    """What the state tool says in the end has this text."""
+    """The state tool's last answer contains this text."""
 
     contains: str
 
@@ -104,7 +104,7 @@ class Judged:
     question: str
 
     def met(self, record: Record) -> bool:
-        raise TypeError("a judge's condition is met when the judge says so")
+        raise TypeError("a judge's condition is decided by the judge")
 
 
 CHECKS: Mapping[str, type[Any]] = {
@@ -127,7 +127,7 @@ class Condition:
 def read_condition(node: Any, number: int) -> Condition:
     """
     Raises:
-        ValueError: no condition; the message says what would be right.
+        ValueError: not a condition; the message says what is expected.
     """
     if not isinstance(node, Mapping) or node.get("check") not in CHECKS:
         raise ValueError(f"condition {number}: must be an object with check, one of {', '.join(CHECKS)}")
@@ -144,7 +144,7 @@ def read_condition(node: Any, number: int) -> Condition:
             raise ValueError(f"condition {number}: {node['check']} needs {name}, {_words(hints[name])}")
     text = node.get("text")
     if not isinstance(text, str) or not text:
-        raise ValueError(f"condition {number}: needs text, what the roles are told of it")
+        raise ValueError(f"condition {number}: needs text, the condition as the roles see it")
     return Condition(name=str(node.get("name", f"condition_{number}")), text=text, check=cls(**given))
 
 
@@ -155,7 +155,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, hint)
     if typing.get_origin(hint) is not None and issubclass(typing.get_origin(hint), Mapping):
         return isinstance(value, Mapping)
-    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
 
 
 def _words(hint: Any) -> str:
@@ -165,13 +165,13 @@ def _words(hint: Any) -> str:
     return "an object" if issubclass(typing.get_origin(hint) or object, Mapping) else "a list of texts"
 
 
-def same(one: Any, other: Any) -> bool:
-    """Equal as an argument: 5 and 5.0 and "5" are; texts whatever the case and the spaces."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, int | float | str) and isinstance(other, int | float | str):
-        return plain(_digits(one)) == plain(_digits(other))
-    return one == other
+def same(given: Any, expected: Any) -> bool:
+    """Whether two arguments are equal: 5, 5.0 and "5" are; case and spaces do not matter."""
+    if isinstance(given, bool) or isinstance(expected, bool):
+        return given is expected
+    if isinstance(given, int | float | str) and isinstance(expected, int | float | str):
+        return plain(_digits(given)) == plain(_digits(expected))
+    return given == expected
 
 
 def _digits(value: float | str) -> str:

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 BASE_ENVIRONMENT = ("PYTHONPATH", "VIRTUAL_ENV", "JAVA_HOME", "NODE_PATH")
 """Variables that a server gets in addition to the SDK's choice (PATH, HOME, ...) and those that the config names."""
 MAX_PAGES = 100
-"""Of a server's list of tools."""
+"""Pages of a server's list of tools."""
 CLOSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
-    """How a server is reached: `command` starts one over stdio, or `url` is one over HTTP.
+    """How a server is reached: `command` starts it over stdio, or `url` is its address over HTTP.
 
     `pass_environment` names variables of our environment that the started server gets; `headers` maps a header to
     the name of the variable that holds its value. `{python}` in the command is this interpreter.
@@ -50,7 +50,7 @@ class ServerSpec:
 
 
 class McpSession:
-    """One connection; over stdio with a separate server process. It is closed when nothing refers to it any more.
+    """One connection; over stdio with a separate server process. It is closed when it is no longer referenced.
 
     Raises:
         InfrastructureError: the server does not start in time.
@@ -104,7 +104,7 @@ class _Connection:
             raise self._abandon(f"did not start within {self._server.seconds:g} s") from None
 
     async def _live(self, ready: asyncio.Future[None]) -> None:
-        """The whole life: the SDK's contexts are entered and left here."""
+        """The session's whole life: the SDK's contexts must be entered and left in one task."""
         try:
             async with _connected(self._server, self._on_message) as session:
                 self.tools = await _tools(session)
@@ -120,7 +120,7 @@ class _Connection:
                             job.answer.set_result(answer)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # groups of the SDK's tasks; the connection is over, whatever it was
+        except BaseException as error:  # groups of the SDK's tasks; the connection is lost, whatever the error
             self.broken = self.broken or _summary(error)
         finally:
             self.broken = self.broken or "the connection is closed"
@@ -242,7 +242,7 @@ async def _http(server: ServerSpec, stack: contextlib.AsyncExitStack) -> AsyncIt
 
 
 async def _tools(session: ClientSession) -> tuple[Mapping[str, Any], ...]:
-    """All tools, by name, over all pages. A cursor that comes twice ends the list: the server does not paginate.
+    """All tools, by name, over all pages. A repeated cursor ends the list: the server does not paginate.
 
     Raises:
         InfrastructureError: the list has more than MAX_PAGES pages.

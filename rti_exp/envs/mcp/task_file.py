@@ -22,7 +22,7 @@ _FIELDS = ("id", "family", "split", "request", "system", "rubric", "reference")
 
 
 def read_tasks(name: str) -> list[Task]:
-    """The tasks of a file, or of one that ships with the package (`BUILTIN`).
+    """The tasks of a file, or of a file that ships with the package (`BUILTIN`).
 
     Raises:
         ValueError: there is no such file, or a line is not a task; the message names the line.
@@ -40,7 +40,7 @@ def read_tasks(name: str) -> list[Task]:
         try:
             task = _task(json.loads(line))
             if task.id in seen:
-                raise ValueError(f"id {task.id!r} comes twice")
+                raise ValueError(f"id {task.id!r} occurs twice")
         except ValueError as error:
             raise ValueError(f"env.tasks_file={name!r}, line {number}: {error}") from error
         seen.add(task.id)
@@ -78,7 +78,7 @@ def conditions_of(rubric: list[Any]) -> list[Condition]:
     """
     conditions = [read_condition(node, number) for number, node in enumerate(rubric, start=1)]
     if len({condition.name for condition in conditions}) < len(conditions):
-        raise ValueError("rubric: two conditions have one name")
+        raise ValueError("rubric: two conditions have the same name")
     return conditions
 
 

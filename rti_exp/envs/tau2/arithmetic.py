@@ -1,4 +1,4 @@
-"""The benchmark's calculator without `eval`: the same answers, and none that take forever."""
+"""The benchmark's calculator without `eval`: the same answers, with a bound on their size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 CHARACTERS = frozenset("0123456789+-*/(). ")
 MAX_BITS = 4096
-"""Of an integer; a power that could give a larger one is refused."""
+"""Of an integer; a power that could exceed it is refused."""
 MAX_LENGTH = 500
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -28,7 +28,7 @@ def calculate(expression: str) -> str:
 
     Raises:
         ValueError: a character that the tool does not take, a syntax error, or a number that is too large.
-        ArithmeticError, TypeError: as Python's own arithmetic.
+        ArithmeticError, TypeError: as in Python's arithmetic.
     """
     if not all(character in CHARACTERS for character in expression):
         raise ValueError("Invalid characters in expression")

@@ -1,11 +1,11 @@
-"""The τ²-bench package: this module alone imports it, when a domain is asked for.
+"""The τ²-bench package. Only this module imports it, when a domain is first requested.
 
-Its database records, tools, policies, tasks, splits, prompts and evaluators are used as they are. What is put in
-their way, on each environment that is created here:
+Its database records, tools, policies, tasks, splits, prompts and evaluators are used as they are. Each environment that
+is created here is changed in three points:
 
 - `calculate` is evaluated without `eval` (`rti_exp.envs.tau2.arithmetic`).
 - A new bill's id is derived from the state; the benchmark draws it at random, so that neither its own replay nor a
-  fork would find it again.
+  fork would get it again.
 - Each phone has separate VPN details; the benchmark's are one object for all episodes, which some tasks break.
 """
 
@@ -71,7 +71,7 @@ class Domain:
         self.message = importlib.import_module("tau2.data_model.message")
         self._vpn_details: Any = None
         if name == "telecom":
-            # Before any task has broken them.
+            # Copied before any task has broken them.
             self._vpn_details = self._module.TelecomUserTools.default_vpn_details.model_copy(deep=True)
 
     def environment(self, solo_mode: bool = False) -> Any:
@@ -105,7 +105,7 @@ class Domain:
 
     @functools.cache  # noqa: B019  (domains live as long as the process)
     def tools(self, side: str) -> tuple[Mapping[str, Any], ...]:
-        """Schemas of the tools of the "agent", of the "user", or of an agent on its own ("solo"), as JSON-schema
+        """Schemas of the tools of the "agent", of the "user", or of an agent without a user ("solo"), as JSON-schema
         functions."""
         environment = self.environment()
         agent = environment.get_tools()
@@ -116,18 +116,18 @@ class Domain:
         return tuple(tool.openai_schema["function"] for tool in (user if side == "user" else agent))
 
     def agent_prompt(self, policy: str) -> str:
-        """The system message of the benchmark's own LLM agent."""
+        """The system message of the benchmark's LLM agent."""
         texts = _texts("agent/llm_agent.py")
         return texts["SYSTEM_PROMPT"].format(agent_instruction=texts["AGENT_INSTRUCTION"], domain_policy=policy)
 
     def solo_prompt(self, policy: str, ticket: str) -> str:
-        """The system message of the benchmark's own agent that works on a ticket without a user."""
+        """The system message of the benchmark's agent that works on a ticket without a user."""
         texts = _texts("agent/llm_agent.py")
         instruction = texts["AGENT_SOLO_INSTRUCTION"].format(stop_function_name=STOP_FUNCTION, stop_token=STOP_TOKEN)
         return texts["SYSTEM_PROMPT_SOLO"].format(agent_instruction=instruction, domain_policy=policy, ticket=ticket)
 
     def user_prompt(self, scenario: str) -> str:
-        """The system message of the benchmark's own LLM user."""
+        """The system message of the benchmark's LLM user."""
         suffix = "_tools" if self.tools("user") else ""
         folder = importlib.import_module("tau2.utils").DATA_DIR / "tau2" / "user_simulator"
         guidelines = (folder / f"simulation_guidelines{suffix}.md").read_text(encoding="utf-8")
@@ -176,14 +176,16 @@ def _with_derived_bill_id(tools: Any) -> Callable[..., None]:
                     drawn, place = bill.bill_id, f"{customer_id}/{len(known)}"
                     bill.bill_id = f"B{hashlib.blake2b(place.encode(), digest_size=4).hexdigest()}"
                     customer = tools.get_customer_by_id(customer_id)
-                    customer.bill_ids = [bill.bill_id if one == drawn else one for one in customer.bill_ids]
+                    customer.bill_ids = [
+                        bill.bill_id if known_id == drawn else known_id for known_id in customer.bill_ids
+                    ]
 
     return charged
 
 
 @functools.cache
 def _texts(path: str) -> Mapping[str, str]:
-    """The text constants of a module of the package, read from its source: to import it would need its LLM client."""
+    """Text constants of a module of the package, read from its source, since an import would need its LLM client."""
     folder = Path(importlib.import_module("tau2").__file__ or "").parent
     tree = ast.parse((folder / path).read_text(encoding="utf-8"))
     constants: dict[str, str] = {}

@@ -19,21 +19,21 @@ USERS = ("scripted", "model", "solo")
 
 
 class Tau2:
-    """A domain of τ²-bench (arXiv 2506.07982), scored by the benchmark's own evaluators.
+    """A domain of τ²-bench (arXiv 2506.07982), scored by the benchmark's evaluators.
 
     Args:
         domain: airline, mock, retail or telecom.
         user: "scripted", a deterministic user (in telecom it works the phone as the agent says); "model", a language
-            model under the benchmark's instructions for users, which is how the benchmark is meant; "solo", no user
+            model under the benchmark's instructions for users, as the benchmark intends; "solo", no user
             but a ticket, all tools to the agent, text ends the episode without reward (mock, telecom).
         user_model: The endpoint of user=model: keys of `rti_exp.config.remote_settings.RemoteSettings`.
-        user_temperature: Of user=model; the benchmark's is 0.
+        user_temperature: For user=model; 0 in the benchmark.
         train_split: The benchmark's split to train on.
-        heldout_split: The one to evaluate on.
+        heldout_split: The benchmark's split to evaluate on.
         only: Ids of the benchmark's tasks to keep; None keeps all.
         max_turns: Assistant turns an episode may take.
         max_steps: The benchmark's limit: each message, and each answer to tool calls, is a step.
-        max_errors: The benchmark's limit of failed tool calls, the user's included.
+        max_errors: The benchmark's limit on failed tool calls, including the user's.
         policy_in_evidence: Whether the evidence repeats the domain policy. The system message contains the policy,
             which the roles see with the rest of the conversation, if the policy's renderer shows system messages.
 
@@ -103,7 +103,7 @@ class Tau2:
         return Tau2Episode(self._domain, task, tau2_task, self.user_of(tau2_task), self._rules)
 
     def user_of(self, task: Any) -> User | None:
-        """Who plays the user of a task of the benchmark's; None in solo mode."""
+        """The user of a benchmark task; None in solo mode."""
         if self._user == "solo":
             return None
         if self._model is not None:
@@ -121,7 +121,7 @@ class Tau2:
 
 
 def scenario(task: Any) -> Scenario:
-    """What the user of a task knows."""
+    """The knowledge of a task's user."""
     instructions = task.user_scenario.instructions
     if isinstance(instructions, str):
         return Scenario(whole=str(task.user_scenario), reason=instructions)
@@ -143,7 +143,7 @@ def _check(domain: str, user: str, user_model: Mapping[str, Any] | None) -> None
     if user == "model" and not user_model:
         raise SettingsError(
             "env.user_model: must name the endpoint that plays the user, e.g. "
-            "'env.user_model={base_url: http://localhost:8000/v1, model: NAME}'; without one, env.user=scripted"
+            "'env.user_model={base_url: http://localhost:8000/v1, model: NAME}'; without an endpoint, env.user=scripted"
         )
 
 

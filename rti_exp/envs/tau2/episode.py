@@ -24,7 +24,7 @@ MAX_USER_CALLS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The benchmark's limits, and what the evidence holds."""
+    """The benchmark's limits, and whether the evidence repeats the policy."""
 
     max_steps: int = 200
     max_errors: int = 10
@@ -34,9 +34,9 @@ class Rules:
 class Tau2Episode:
     """One attempt at one task. The state is the benchmark's environment and the transcript that led to it.
 
-    A turn with tool calls is carried out and answered by the tools, text next to the calls is not delivered; a turn of
-    text goes to the user, who may use tools before answering. What cannot be read as a turn of either kind is
-    answered with an error, is in no transcript, and counts as a step and an error.
+    The tools answer a turn with tool calls; text next to the calls is not delivered. A turn of text goes to the user,
+    who may use tools before answering. A turn that cannot be read as either is answered with an error, is not in the
+    transcript, and counts as a step and an error.
 
     Args:
         world_task: Our task.
@@ -89,7 +89,7 @@ class Tau2Episode:
         return [
             Message(role="system", content=system),
             *(
-                _ours(message)
+                _converted(message)
                 for message, users in zip(self._transcript, of_user, strict=True)
                 if not users and not (message.role == "user" and message.is_tool_call())
             ),
@@ -105,12 +105,12 @@ class Tau2Episode:
 
     @property
     def transcript(self) -> Sequence[Any]:
-        """The benchmark's messages so far, the task's own history included."""
+        """The benchmark's messages so far, including the task's history."""
         return self._transcript
 
     @property
     def ending(self) -> str | None:
-        """How it ended, in the benchmark's words (user_stop, too_many_errors, ...); None: it has not."""
+        """The ending in the benchmark's terms (user_stop, too_many_errors, ...); None before the end."""
         return self._ending
 
     def step(self, message: Message) -> StepResult:
@@ -166,8 +166,8 @@ class Tau2Episode:
         return numbered
 
     def _answered(self, calls: Sequence[Any]) -> list[Any]:
-        """The environment's answers, noted; the call and its answers are two steps of the benchmark's orchestrator."""
-        # Tools may keep what they are given: the transcript's arguments stay as they were written.
+        """Calls the tools and records their answers; together they are two steps of the benchmark."""
+        # Tools may keep and change their arguments; the transcript keeps its own copy.
         answers = [self._environment.get_response(call.model_copy(deep=True)) for call in calls]
         self._environment.sync_tools()
         self._transcript += answers
@@ -180,12 +180,12 @@ class Tau2Episode:
         self._transcript.append(self._domain.message.AssistantMessage(role="assistant", content=text))
         self._steps += 1
         if self._user is None:
-            self._ending = "agent_error"  # the benchmark's word for a text where only calls are read
+            self._ending = "agent_error"  # the benchmark's term for a text where only calls are read
         self._check_limits()
         return () if self._ending is not None else self._ask_user()
 
     def _ask_user(self) -> tuple[Message, ...]:
-        """The user's tool calls are carried out until the user says something, which the agent gets to see."""
+        """Executes the user's tool calls until the user writes a text, which the agent sees."""
         assert self._user is not None
         types = self._domain.message
         for _ in range(MAX_USER_CALLS):
@@ -204,9 +204,9 @@ class Tau2Episode:
         raise InfrastructureError(f"the user made {MAX_USER_CALLS} tool calls in a row")
 
     def _seen_by_user(self) -> list[Message]:
-        """The agent's texts, the user's own messages, and the results of the user's tools."""
+        """The agent's texts, the user's messages, and the results of the user's tools."""
         return [
-            _ours(message)
+            _converted(message)
             for message in self._transcript
             if message.role == "user"
             or (message.role == "assistant" and not message.is_tool_call())
@@ -214,7 +214,7 @@ class Tau2Episode:
         ]
 
     def _check_limits(self) -> None:
-        """As the benchmark's orchestrator, which lets a limit overrule an end in the same step."""
+        """As in the benchmark's orchestrator, a limit overrides an ending in the same step."""
         if self._steps >= self._rules.max_steps:
             self._ending = "max_steps"
         if self._errors >= self._rules.max_errors:
@@ -245,15 +245,15 @@ class Tau2Episode:
         return digest.hexdigest()
 
     def fork(self, messages: Sequence[Message]) -> Tau2Episode:
-        """The turns are replayed in a fresh environment, call by call, before the same user."""
+        """Replays the turns in a fresh environment, call by call, with the same user."""
         episode = Tau2Episode(self._domain, self._world_task, self._task, self._user, self._rules)
         for message in messages:
             episode.step(message)
         return episode
 
 
-def _ours(message: Any) -> Message:
-    """A message of the benchmark's; the text of a call is the JSON that spells it."""
+def _converted(message: Any) -> Message:
+    """A benchmark message as a `Message`; the text of a call is its JSON."""
     if message.role == "tool" or not message.is_tool_call():
         return Message(role=message.role, content=_shown(message))
     calls = tuple(ToolCall(name=call.name, arguments=call.arguments) for call in message.tool_calls)

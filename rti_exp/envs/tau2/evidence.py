@@ -1,4 +1,4 @@
-"""What the roles may be told of an episode: conditions of success and which failed; the solution at `reference`."""
+"""The evidence of an episode: conditions of success and which failed; the solution at level `reference`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def evidence(
 ) -> Evidence:
     """The evidence of a level.
 
-    Below `reference` it has neither the benchmark's actions nor the information to be told: of these it says how
-    many there are and how many are missing.
+    Below `reference` it has neither the benchmark's actions nor the information to communicate, only how many there
+    are and how many are missing.
 
     Args:
         task: The benchmark's task.
         score: Of the transcript as it stands.
         ending: How the conversation ended; None if it did not.
-        policy: The domain's policy, to be told too.
+        policy: The domain's policy, if the evidence repeats it.
     """
     if level == "none":
         return Evidence(level=level)
@@ -36,9 +36,9 @@ def evidence(
     if score.actions:
         rubric.append(f"ACTION: {len(score.actions)} required actions are taken")
         failed += _missing("ACTION", score.actions)
-    if score.told:
-        rubric.append(f"COMMUNICATE: the user is told {len(score.told)} required pieces of information")
-        failed += _missing("COMMUNICATE", score.told)
+    if score.communicated:
+        rubric.append(f"COMMUNICATE: the user is told {len(score.communicated)} required pieces of information")
+        failed += _missing("COMMUNICATE", score.communicated)
     rubric.append("END: the conversation comes to its end")
     if ending not in ("user_stop", "agent_stop"):
         failed.append(f"END ({ending or 'it was not ended'})")
@@ -52,7 +52,7 @@ def _missing(name: str, checks: tuple[bool, ...]) -> list[str]:
 
 
 def solution(task: Any) -> str:
-    """The benchmark's actions, the information to be told, and its criteria in plain language."""
+    """The benchmark's actions, the information to communicate, and its criteria in plain language."""
     criteria = task.evaluation_criteria
     if criteria is None:
         return ""

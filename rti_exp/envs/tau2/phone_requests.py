@@ -20,7 +20,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """A setting with two positions: the tool that toggles it, the one that shows it, and how "on" reads there."""
+    """A setting with two positions: the tools that toggle and show it, and the text that means "on"."""
 
     words: str
     toggle: str
@@ -115,9 +115,9 @@ _WORKS = re.compile(
 
 
 def requests(text: str, tools: Collection[str]) -> list[Request]:
-    """What the text asks for, in its order; `tools` are the phone's tools, which may be named as they are called.
+    """The requests in the text, in order. The text may name the phone's `tools` by their function names.
 
-    Statements of what the agent itself did or may do, and what it says not to do, ask for nothing.
+    Statements of what the agent did or may do, and of what the user should not do, are not requests.
     """
     matches: list[Request] = []
     for clause in _CLAUSES.split(text):
@@ -132,12 +132,12 @@ def requests(text: str, tools: Collection[str]) -> list[Request]:
 
 
 def asks_whether_it_works(text: str) -> bool:
-    """Whether the user is to see if the problem is still there."""
+    """Whether the text asks the user to check if the problem is still there."""
     return _WORKS.search(text) is not None
 
 
 def _without_repeats(matches: list[Request]) -> list[Request]:
-    return [one for place, one in enumerate(matches) if place == 0 or one != matches[place - 1]]
+    return [request for place, request in enumerate(matches) if place == 0 or request != matches[place - 1]]
 
 
 def _named(match: re.Match[str]) -> Request:
@@ -148,11 +148,13 @@ def _named(match: re.Match[str]) -> Request:
         except ValueError:
             arguments = {}
         return Request(tool=match[1], arguments=arguments if isinstance(arguments, dict) else {})
-    return Request(tool=match[1], arguments={name: one or other for name, one, other in _ARGUMENT.findall(inner)})
+    return Request(
+        tool=match[1], arguments={name: double or single for name, double, single in _ARGUMENT.findall(inner)}
+    )
 
 
 def _read(clause: str) -> list[Request]:
-    """Plain English: deeds first, then permissions and network mode, then switches, then what is to be looked at."""
+    """Reads plain English: actions first, then permissions and network mode, then switches, then checks."""
     text = clause.lower()
     deeds = [Request(tool=tool) for pattern, tool in _DEEDS if re.search(pattern, text)]
     if deeds:
@@ -186,8 +188,8 @@ def _switched(text: str) -> list[Request]:
         match = re.search(switch.words, rest)
         if match is None:
             continue
-        # "wi-fi calling" is no "wi-fi", "data saver" no "data".
+        # "wi-fi calling" does not mean "wi-fi", nor "data saver" "data".
         rest = rest[: match.start()] + " " * len(match[0]) + rest[match.end() :]
         toggled = Request(tool=switch.toggle, position=position)
         matches.append((match.start(), toggled if turning else Request(tool=switch.check)))
-    return [request for _, request in sorted(matches, key=lambda one: one[0])]
+    return [request for _, request in sorted(matches, key=lambda match: match[0])]

@@ -25,7 +25,7 @@ _CHANGING = ("toggle_", "set_", "reset_", "reseat_", "reboot_", "grant_", "conne
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """How the user sees whether the problem is solved: a tool, and what its answer must and must not hold."""
+    """How the user checks that the problem is solved: a tool, and what its answer must and must not contain."""
 
     tool: str
     holds: str
@@ -36,7 +36,7 @@ class Goal:
 
 
 def goal(scenario: Scenario) -> Goal:
-    """By the scenario's own words: an MMS that can be sent, a speed test that is excellent, or signal."""
+    """The goal by the scenario's wording: an MMS can be sent, the speed test is excellent, or there is a signal."""
     if "MMS" in scenario.reason:
         return Goal(tool="can_send_mms", holds="can send MMS")
     if "internet speed" in scenario.reason:
@@ -45,7 +45,7 @@ def goal(scenario: Scenario) -> Goal:
 
 
 class _Needed(Exception):
-    """A call that has to be made before anything can be said."""
+    """A call that must precede the user's next text."""
 
     def __init__(self, call: ToolCall) -> None:
         super().__init__(call.name)
@@ -53,12 +53,12 @@ class _Needed(Exception):
 
 
 class PhoneUser:
-    """Does what the agent asks for, one call at a time and in its order, and tells what came of it.
+    """Does what the agent asks for, one call at a time and in its order, and reports the results.
 
-    After a change, and when asked whether it works, the user looks whether the problem is solved; then the
-    conversation ends. A switch that is to be on or off is looked at before it is touched. What the agent writes is
-    read by `rti_exp.envs.tau2.phone_requests`; a text that asks for nothing known gets the user's facts, a yes (a no
-    to what the scenario does not want), or the question what to do.
+    After a change, and when asked whether it works, the user checks whether the problem is solved; if so, the
+    conversation ends. Before switching something on or off, the user checks its position.
+    `rti_exp.envs.tau2.phone_requests` parses the agent's text. If it contains no known request, the user states
+    facts, says yes (or no, if the scenario rules it out), or asks what to do.
     """
 
     def __init__(self, scenario: Scenario, tools: Collection[str]) -> None:
@@ -78,7 +78,7 @@ class PhoneUser:
             return Said(calls=(needed.call,))
 
     def _reply(self, asked: str, results: _Results, seen: Sequence[Message]) -> str:
-        """What to say; raises `_Needed` as long as a tool has to be called for it."""
+        """The user's text; raises `_Needed` while a tool call is missing for it."""
         texts: list[str] = []
         changed = False
         for request in requests(asked, self.tools):
@@ -108,7 +108,7 @@ class _Results:
         self._taken = 0
 
     def of(self, call: ToolCall) -> str:
-        """The result of the next call, which is this one, since calls are a function of what came before."""
+        """The result of the next call, which is `call`, since calls are a function of what came before."""
         if self._taken == len(self._results):
             raise _Needed(call)
         self._taken += 1
@@ -116,7 +116,7 @@ class _Results:
 
 
 def _carried_out(request: Request, results: _Results) -> tuple[str, bool]:
-    """(what to tell, whether something may have changed)."""
+    """(text to report, whether something may have changed)."""
     switch = _BY_TOGGLE.get(request.tool)
     if switch is not None and request.position is not None:
         shown = results.of(ToolCall(name=switch.check, arguments={}))
@@ -127,7 +127,7 @@ def _carried_out(request: Request, results: _Results) -> tuple[str, bool]:
 
 
 def _idle(seen: Sequence[Message]) -> int:
-    """The user's last texts in a row before which no tool was called."""
+    """The number of the user's last texts in a row without a tool call before them."""
     count, called = 0, False
     for message in reversed(seen):
         if message.role == "tool":

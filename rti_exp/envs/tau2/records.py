@@ -8,9 +8,9 @@ from typing import Any
 
 
 class CopyOnRead(dict[str, Any]):
-    """A dict over shared records. Whoever reads one gets a copy of his own, once; the shared one never changes.
+    """A dict over shared records. The first read of a record copies it; the shared record never changes.
 
-    What reads a dict from C (a serializer) sees the same contents, copied or not.
+    Code that reads a dict from C, such as a serializer, sees the same contents, copied or not.
     """
 
     def __init__(self, shared: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark's own evaluators on a transcript, put together as the benchmark puts them together."""
+"""The benchmark's evaluators on a transcript, combined as the benchmark combines them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rti_exp.envs.base import InfrastructureError
 from rti_exp.envs.tau2.benchmark import Domain
 
 ENDED = ("user_stop", "agent_stop")
-"""How a conversation ends that is scored; any other end has reward 0."""
+"""The endings that are scored; any other ending has reward 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What the evaluators say of a transcript as it stands, however it ended.
+    """The evaluators' verdicts on a transcript as it stands, however it ended.
 
     `parts` has a number in [0, 1] for each basis of the task's reward (DB, ENV_ASSERTION, ACTION, COMMUNICATE);
     `reward` is their product. The checks are None where the basis is not the task's.
@@ -29,15 +29,15 @@ class Score:
     """(assertion in words, met) of each."""
     actions: tuple[bool, ...] | None = None
     """Of each required action, whether it was taken."""
-    told: tuple[bool, ...] | None = None
-    """Of each piece of information, whether the user was told."""
+    communicated: tuple[bool, ...] | None = None
+    """Of each piece of information, whether the agent gave it to the user."""
 
 
 def score(domain: Domain, task: Any, transcript: Sequence[Any], *, solo: bool) -> Score:
     """
     Args:
         task: The benchmark's task.
-        transcript: The benchmark's messages, those of the task's own history included.
+        transcript: The benchmark's messages, including those of the task's history.
     Raises:
         InfrastructureError: an evaluator raised.
     """
@@ -45,13 +45,13 @@ def score(domain: Domain, task: Any, transcript: Sequence[Any], *, solo: bool) -
         return Score(reward=1.0, parts={})
     try:
         return _score(domain, task, list(transcript), solo)
-    except Exception as error:  # code of others
+    except Exception as error:  # third-party code
         raise InfrastructureError(f"the benchmark's evaluator raised {type(error).__name__}: {error}") from error
 
 
 def _score(domain: Domain, task: Any, transcript: list[Any], solo: bool) -> Score:
     module = importlib.import_module
-    basis = {one.value for one in task.evaluation_criteria.reward_basis}
+    basis = {kind.value for kind in task.evaluation_criteria.reward_basis}
     if "NL_ASSERTION" in basis:
         raise ValueError("the reward needs a judge model (NL_ASSERTION), which is not supported")
     environment = module("tau2.evaluator.evaluator_env").EnvironmentEvaluator.calculate_reward(
@@ -63,7 +63,7 @@ def _score(domain: Domain, task: Any, transcript: list[Any], solo: bool) -> Scor
     for bases, info in (({"DB", "ENV_ASSERTION"}, environment), ({"ACTION"}, action), ({"COMMUNICATE"}, communicate)):
         if basis & bases:
             reward *= info.reward
-            parts.update({one.value: float(value) for one, value in (info.reward_breakdown or {}).items()})
+            parts.update({kind.value: float(value) for kind, value in (info.reward_breakdown or {}).items()})
     matches = environment.db_check is None or bool(environment.db_check.db_match)
     return Score(
         reward=float(reward),
@@ -73,7 +73,7 @@ def _score(domain: Domain, task: Any, transcript: list[Any], solo: bool) -> Scor
         if "ENV_ASSERTION" in basis
         else None,
         actions=tuple(bool(check.action_match) for check in action.action_checks or ()) if "ACTION" in basis else None,
-        told=tuple(bool(check.met) for check in communicate.communicate_checks or ())
+        communicated=tuple(bool(check.met) for check in communicate.communicate_checks or ())
         if "COMMUNICATE" in basis
         else None,
     )

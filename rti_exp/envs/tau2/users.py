@@ -1,6 +1,6 @@
-"""Who the agent talks to. A user's next message is a function of what the user has seen and done so far.
+"""The users that the agent talks to. A user's next message is a function of what the user has seen and done so far.
 
-A function, so that an episode that is forked meets the same user: what a model answered is remembered.
+So a forked episode meets the same user: a model's answers are remembered.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ STOP, TRANSFER, OUT_OF_SCOPE = "###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE#
 REMEMBERED = 100_000
 """Answers of a model that are kept for forks."""
 ENOUGH = 8
-"""Replies without getting on, after which a scripted user ends the conversation."""
+"""Replies without progress, after which a scripted user ends the conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What a user knows: the benchmark's instructions, whole and in their parts (domains without parts: `reason`)."""
+    """The user's knowledge: the benchmark's instructions, whole and in parts (`reason` holds all if there are none)."""
 
     whole: str
     reason: str
@@ -36,7 +36,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """A user's next move: text to the agent, or calls of the user's own tools (then `text` is not delivered)."""
+    """A user's next move: text to the agent, or calls of the user's tools (then `text` is not delivered)."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -50,7 +50,7 @@ class Said:
 
 class User(Protocol):
     def say(self, seen: Sequence[Message]) -> Said:
-        """The next move after `seen`: the agent's texts are "assistant", the user's own texts and calls "user",
+        """The next move after `seen`: the agent's texts are "assistant", the user's texts and calls "user",
         results of the user's tools "tool".
 
         Raises:
@@ -60,18 +60,18 @@ class User(Protocol):
 
 
 class ChatModel(Protocol):
-    """What a model user needs of `rti_exp.engines.remote.ChatModel`."""
+    """The part of `rti_exp.engines.remote.ChatModel` that a model user needs."""
 
     def reply(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ..., temperature: float = ...
     ) -> Any:
-        """Something with the answer as `message`."""
+        """An object with the answer as `message`."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class ModelUser:
-    """A model under the benchmark's own instructions for users, with the user's tools.
+    """A model under the benchmark's instructions for users, with the user's tools.
 
     Args:
         prompt: The benchmark's system message for this scenario.
@@ -111,14 +111,14 @@ def _key(conversation: Sequence[Message]) -> str:
 
 
 def _flipped(message: Message) -> Message:
-    """The model plays the user: the user's messages are its own."""
+    """The model plays the user: the user's messages become the assistant's."""
     role = {"assistant": "user", "user": "assistant"}.get(message.role, message.role)
     return Message(role=role, content=message.content, tool_calls=message.tool_calls)  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(slots=True)
 class Memory:
-    """Answers by conversation, the oldest forgotten first; from any number of threads."""
+    """Answers by conversation, the oldest dropped first; thread-safe."""
 
     size: int = REMEMBERED
     _kept: OrderedDict[str, Said] = field(default_factory=OrderedDict)
@@ -136,7 +136,7 @@ class Memory:
 
 
 class ScriptedUser:
-    """A user without tools: tells all at once, agrees to what is asked, and ends when nothing is asked.
+    """A user without tools, who states all facts at once, agrees to every question, and ends when nothing is asked.
 
     Deterministic and easy: it does not disclose step by step, and it never changes its mind.
     """
@@ -162,7 +162,7 @@ def opening(scenario: Scenario) -> str:
 
 
 def last_text(seen: Sequence[Message]) -> str:
-    """What the agent said last."""
+    """The agent's last message."""
     return next((message.content for message in reversed(seen) if message.role == "assistant"), "")
 
 
@@ -181,7 +181,7 @@ def is_transfer(text: str) -> bool:
 
 
 def answer(scenario: Scenario, asked: str) -> str:
-    """To a question: the facts if it asks for facts, else yes; no, if the scenario does not want it."""
+    """The answer to a question: the facts if it asks for them, no if the scenario rules it out, else yes."""
     unwanted = _UNWANTED.search(scenario.instructions)
     if unwanted is not None:
         words = {word for word in re.findall(r"[a-z]+", unwanted[1].lower()) if word not in _SMALL_WORDS}
@@ -205,7 +205,7 @@ _PERSONS = (
 
 
 def in_first_person(text: str) -> str:
-    """Instructions in the second person as the user would say them, roughly."""
+    """Instructions in the second person, turned into the first person by simple rules."""
     for pattern, said in _PERSONS:
         text = re.sub(pattern, said, text, flags=re.IGNORECASE)
     return re.sub(r"(^|[.!?]\s+)([a-z])", lambda match: match[1] + match[2].upper(), text.strip())

@@ -17,20 +17,20 @@ from rti_exp.types import Task
 
 INSTALL = "pip install 'rti-exp[textworld]'"
 FOLDS = {"train": ("train", 0), "heldout": ("test", 20_000)}
-"""Split -> the package's fold (its folds share no object that matters for the goal), and the fold's first seed."""
+"""Split -> the package's fold (its folds share no object of a goal), and the fold's first seed."""
 SEEDS = 1000
 """Seeds of a fold."""
 
 
 class TextWorldExpress:
-    """Tasks are games by seed, of each game the same number.
+    """Tasks are seeded games, the same number of each game.
 
     Args:
         games: names out of `GAMES`.
-        parameters: game -> its parameters as `name=value,name=value`; games without an entry are the package's own.
+        parameters: game -> its parameters as `name=value,name=value`; default: the package's.
         train_tasks: training tasks of each game.
         heldout_tasks: held-out tasks of each game.
-        show_commands: whether each observation ends with the commands that do something.
+        show_commands: whether each observation ends with the commands that have an effect.
         max_turns: assistant turns an episode may take.
         seconds: how long one call into the games' Java process may take.
 

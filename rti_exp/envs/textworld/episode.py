@@ -17,7 +17,7 @@ SYSTEM = "You play a text game. In each turn write one command and nothing else.
 
 
 class TextWorldEpisode:
-    """One attempt at one game; reward 1 for winning it, with the game's own score as a part of it."""
+    """One attempt at one game; reward 1 for winning it; the game's score is a part of the reward."""
 
     def __init__(self, task: Task, *, show_commands: bool, seconds: float) -> None:
         self._task = task
@@ -67,7 +67,7 @@ class TextWorldEpisode:
         return StepResult(observations=(Message(role="user", content=text),), done=False)
 
     def evidence(self, level: EvidenceLevel) -> Evidence:
-        """The goal's conditions are the commands of the game's own solution that raise its score.
+        """The conditions are the commands of the game's solution that raise its score.
 
         A condition is met when the command raised the score here too. Which commands those are is the answer: below
         level "reference" they have numbers only, but for those that the policy gave itself.

@@ -14,14 +14,14 @@ from rti_exp.envs.textworld import java
 
 GAMES = ("cookingworld", "twc", "coin", "mapreader", "arithmetic", "sorting", "simonsays", "peckingorder")
 SHARING = ("sorting",)
-"""Games whose instances of one seed share their objects: making another one spoils those that live."""
+"""Games whose instances of one seed share their objects: creating an instance invalidates the live ones."""
 LONGEST_COMMAND = 200
-"""Characters of a command that the game is given; no command of a game is as long."""
+"""Characters of a command that reach the game; every valid command is shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameSpec:
-    """Which game: `parameters` as `name=value,name=value`, "" for the package's own; the same spec, the same game."""
+    """Identifies a game. `parameters` is `name=value,name=value`, "" for the package's defaults."""
 
     name: str
     parameters: str
@@ -31,7 +31,7 @@ class GameSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the game says after a command. `score` is at most 1; `commands` are all that do something now."""
+    """The game after a command. `score` is at most 1; `commands` are all commands that have an effect now."""
 
     observation: str
     look: str
@@ -51,28 +51,28 @@ class Solution:
 
 
 _owners: weakref.WeakValueDictionary[GameSpec, Game] = weakref.WeakValueDictionary()
-"""Of games in SHARING: the instance that owns the objects of its seed."""
+"""For games in SHARING: the instance that owns the objects of its seed."""
 _generators: weakref.WeakKeyDictionary[java.JavaProcess, dict[tuple[str, str], Any]] = weakref.WeakKeyDictionary()
 
 
 class Game:
-    """A live game. Where the Java process was restarted, or another instance took its objects, it is replayed.
+    """A live game. After a restart of Java, or when another instance took its objects, it is replayed.
 
     Args:
         spec: which game.
         seconds: how long a call may take.
 
     Raises:
-        InfrastructureError: here and in `step`: Java broke, or a replay led elsewhere.
+        InfrastructureError: here and in `step`: Java broke, or a replay led to another state.
     """
 
     def __init__(self, spec: GameSpec, seconds: float) -> None:
         self.spec = spec
         self.commands: list[str] = []
         self._seconds = seconds
-        self._make()
+        self._create()
 
-    def _make(self) -> None:
+    def _create(self) -> None:
         self._process = java.running(self._seconds)
         self._process.call(self._process.forget_unused)
         self._interface = _interface(self._process, self.spec)
@@ -111,15 +111,15 @@ class Game:
         if self._process.alive and not spoiled:
             return
         before, commands, self.commands = self.view, self.commands, []
-        self._make()
+        self._create()
         for command in commands:
             self.view = self._step(command)
         if self.view != before:
-            raise InfrastructureError(f"a replay of {self.spec} led elsewhere")
+            raise InfrastructureError(f"a replay of {self.spec} led to another state")
 
 
 def _interface(process: java.JavaProcess, spec: GameSpec) -> Any:
-    """A new interface object with the generator of the spec's game; making a generator takes a tenth of a second."""
+    """A new interface object with the generator of the spec's game; creating a generator takes a tenth of a second."""
     generators = _generators.setdefault(process, {})
     key = (spec.name, spec.parameters)
     new = process.gateway.jvm.textworldexpress.runtime.PythonInterface
@@ -147,18 +147,18 @@ def solution(spec: GameSpec, seconds: float) -> Solution:
     commands = [str(command) for command in process.call(lambda: list(interface.getGoldActionSequence()))]
     process.unused.append(interface)
     _owners.pop(spec, None)
-    for tried in (_direct(spec, commands, seconds), commands):
+    for candidate in (_direct(spec, commands, seconds), commands):
         game, scores = Game(spec, seconds), [0.0]
-        scores += [game.step(command).score for command in tried]
+        scores += [game.step(command).score for command in candidate]
         if game.view.won:
-            gains = zip(tried, scores, scores[1:], strict=False)
+            gains = zip(candidate, scores, scores[1:], strict=False)
             milestones = tuple(command for command, before, after in gains if after > before)
-            return Solution(commands=tuple(tried), milestones=milestones)
+            return Solution(commands=tuple(candidate), milestones=milestones)
     raise InfrastructureError(f"the package's solution of {spec} does not win")
 
 
 def _direct(spec: GameSpec, commands: Sequence[str], seconds: float) -> list[str]:
-    """The commands without those that lead back to a view that was there before: the solver looks around."""
+    """The commands without loops, that is, without those that lead back to an earlier view."""
     game = Game(spec, seconds)
     path: list[str] = []
     seen = [_place(game.view)]

@@ -1,9 +1,9 @@
-"""The Java process that the games run in: one for each Python process, bounded in time, gone when its parent is.
+"""The Java process of the games: one for each Python process, with bounded calls, ending with its parent.
 
-The package `textworld_express` starts a process for each game and reads from it without a bound; here all games of
-a Python process share one. A call that takes too long, or a process that has ended, is an `InfrastructureError`; the
-next call starts a new process. The process reads its standard input and ends with it, so that it outlives no parent,
-however that ended.
+The package `textworld_express` starts a process for each game and reads from it without a time-out. Here all games
+of a Python process share one process. A call that takes too long, or a process that has ended, is an
+`InfrastructureError`; the next call starts a new process. The process reads its standard input and ends with it, so
+that it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 START_SECONDS = 60.0
 REST_SECONDS = 30.0
-"""After a start that failed, so long no other is tried: a Java that is broken fails at once, not once for each game."""
+"""After a failed start, the wait before the next try: a broken Java then fails once, not once for each game."""
 OPTIONS = ("-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
@@ -48,7 +48,7 @@ class JavaProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            cwd=Path(JAR_PATH).parent,  # a game reads a file that lies beside it
+            cwd=Path(JAR_PATH).parent,  # a game reads a file from this folder
             start_new_session=True,
         )
         try:
@@ -59,7 +59,7 @@ class JavaProcess:
             raise
         self._seconds = seconds
         self.unused: list[Any] = []
-        """Objects that are no longer referenced here; the Java process drops them with the next call."""
+        """Objects without references in Python; the Java process drops them with the next call."""
 
     def _port(self) -> int:
         """The number that the process prints when it listens.
@@ -123,7 +123,7 @@ def _quiet() -> None:
     """py4j logs each error that it raises, partly on the root logger."""
     for name in ("", "py4j.java_gateway", "py4j.clientserver"):
         logger = logging.getLogger(name)
-        if not any(isinstance(one, _NotPy4J) for one in logger.filters):
+        if not any(isinstance(known, _NotPy4J) for known in logger.filters):
             logger.addFilter(_NotPy4J())
 
 
@@ -133,10 +133,10 @@ _rest_until = 0.0
 
 
 def running(seconds: float) -> JavaProcess:
-    """This Python process's Java process; started if there is none.
+    """The Java process of this Python process; started if none is running.
 
     Raises:
-        InfrastructureError: it does not start, or did not a moment ago.
+        InfrastructureError: it does not start, or failed to start a moment ago.
     """
     global _rest_until
     with _lock:

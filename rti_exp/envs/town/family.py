@@ -1,7 +1,7 @@
-"""What a task family is: a request, tools over a state, a goal, and how agents usually go right and wrong.
+"""What a task family is: a request, tools over a state, a goal, and where agents usually succeed and fail.
 
 To add a family, write one file in `families/` with a subclass of `Family` and name it in
-`families/__init__.py`; CONTRIBUTING.md walks through one.
+`families/__init__.py`; CONTRIBUTING.md describes the steps.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Plan:
     misstep: Misstep
     shortcut: str
     """The terminal call with the goal's value: right in the end, but at the critical step a leak,
-    since nobody has seen the value yet."""
+    since the value has not been seen yet."""
     guess_template: str
     """`shortcut` with {number} in place of the value: what a guessing agent calls."""
 
@@ -90,7 +90,7 @@ def call(name: str, **arguments: str) -> str:
 
 
 def settle(payload: Payload, state: State, value: str) -> str:
-    """A terminal tool was called with `value`: note it, and return the confirmation number to report."""
+    """Record that a terminal tool was called with `value`, and return the confirmation number to report."""
     state["settled"] = value
     state["confirmation"] = payload["confirmation"] if value == payload["goal"] else payload["wrong_confirmation"]
     return state["confirmation"]

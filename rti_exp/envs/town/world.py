@@ -28,8 +28,8 @@ class Town:
     """Tasks of the chosen families, drawn from `seed`; the two splits share no name and no number.
 
     Args:
-        seed: which town; another seed draws other tasks.
-        train_tasks: training tasks per family. A few make a small, repeated set; many are as good as fresh.
+        seed: which town; each seed draws different tasks.
+        train_tasks: training tasks per family. A few make a small, repeated set; with many, most tasks are new.
         heldout_tasks: held-out tasks per family.
         families: names out of `FAMILIES`; None is all of them.
         max_turns: assistant turns an episode may take.

@@ -27,14 +27,14 @@ class Verifiers:
     Args:
         name: an installed environment, or a module on the Python path with `load_environment`.
         arguments: its keyword arguments.
-        heldout_every: without a separate evaluation set, one row in this many is held out.
-        train_tasks: rows of each split at most; null: all.
-        heldout_tasks: the same of the held-out ones.
-        max_turns: assistant turns an episode may take; the environment's own limit holds too.
+        heldout_every: if there is no separate evaluation set, one row in `heldout_every` is held out.
+        train_tasks: largest number of training rows; null: all.
+        heldout_tasks: largest number of held-out rows; null: all.
+        max_turns: assistant turns an episode may take; the environment's limit applies too.
         seconds: how long the environment may take for one answer, and its rubric for a reward.
 
     Raises:
-        SettingsError: the extra is not installed, or the environment cannot be loaded or taken turn by turn.
+        SettingsError: the extra is not installed, or the environment cannot be loaded or run turn by turn.
         ValueError: an invalid value.
     """
 
@@ -71,7 +71,7 @@ class Verifiers:
 
 
 def family(row: dict[str, Any], world: Any) -> str:
-    """The row's task, where it names one, else the environment."""
+    """The row's task if it names one, else the environment."""
     named = row.get("task")
     return named if isinstance(named, str) and named else (world.env_id or type(world).__name__)
 
@@ -80,10 +80,10 @@ _loading = threading.Lock()
 
 
 def loaded(name: str, arguments: str) -> Any:
-    """One for each name and arguments (as JSON) of a process: its rollouts share nothing but it.
+    """The environment, loaded once per process for each name and arguments (as JSON).
 
     Raises:
-        SettingsError: it cannot be loaded, or cannot be taken turn by turn.
+        SettingsError: it cannot be loaded, or cannot be run turn by turn.
     """
     with _loading:
         return _load(name, arguments)
@@ -99,18 +99,18 @@ def _load(name: str, arguments: str) -> Any:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         world = load_environment(name, **json.loads(arguments))
-    except Exception as error:  # code of others
+    except Exception as error:  # third-party code
         raise SettingsError(f"env.name={name!r}: cannot be loaded ({type(error).__name__}: {error})") from error
-    finally:  # it takes Ctrl-C over, which is ours
+    finally:  # it replaces the handlers of Ctrl-C
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if not isinstance(world, MultiTurnEnv):
         raise SettingsError(
             f"env.name={name!r}: is a {type(world).__name__}; a verifiers.MultiTurnEnv (ToolEnv, SingleTurnEnv, ...) "
-            "can be taken turn by turn"
+            "can be run turn by turn"
         )
     if world.requires_group_rollouts:
-        raise SettingsError(f"env.name={name!r}: its rubric scores whole groups; rewards here are of one rollout")
+        raise SettingsError(f"env.name={name!r}: its rubric scores groups; it must score single rollouts")
     record_errors(world.rubric)
     return world
 

@@ -29,7 +29,7 @@ class VerifiersEpisode:
         self._rollout = SteppedRollout(world, task.payload["row"], seconds=seconds)
         if self._rollout.prompt is None:
             raise InfrastructureError("the environment was over before the first turn")
-        self._messages = tuple(_ours(one) for one in self._rollout.prompt)
+        self._messages = tuple(_converted(message) for message in self._rollout.prompt)
         self._tools = [
             {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
             for tool in self._rollout.tools
@@ -57,14 +57,14 @@ class VerifiersEpisode:
         after = self._rollout.prompt
         if after is None:
             state = self._rollout.state
-            said = [_ours(one) for one in state.get("final_env_response") or ()]
+            said = [_converted(message) for message in state.get("final_env_response") or ()]
             parts = {str(name): float(value) for name, value in (state["metrics"] or {}).items()}
             self._history += [message, *said]
             return StepResult(observations=tuple(said), done=True, reward=float(state["reward"]), reward_parts=parts)
-        before = [_ours(one) for one in prompt]
-        if [_ours(one) for one in after[: len(prompt)]] != before or len(after) < len(prompt) + 1:
+        before = [_converted(message) for message in prompt]
+        if [_converted(message) for message in after[: len(prompt)]] != before or len(after) < len(prompt) + 1:
             raise InfrastructureError("the environment rewrote the conversation; here turns can only be appended")
-        return self._observed([*(_ours(one) for one in after[len(prompt) + 1 :]), *error], message)
+        return self._observed([*(_converted(message) for message in after[len(prompt) + 1 :]), *error], message)
 
     def _observed(self, said: Sequence[Message], message: Message) -> StepResult:
         self._history += [message, *said]
@@ -100,10 +100,10 @@ class VerifiersEpisode:
     def state_hash(self) -> str:
         """Over all that was said, and what the environment keeps in the rollout's state."""
         said = [
-            [one.role, one.content, one.malformed, [[call.name, call.arguments] for call in one.tool_calls]]
-            for one in self._history
+            [item.role, item.content, item.malformed, [[call.name, call.arguments] for call in item.tool_calls]]
+            for item in self._history
         ]
-        state = [self._task.id, self._turns, self._rollout.prompt is None, said, self._rollout.own_state()]
+        state = [self._task.id, self._turns, self._rollout.prompt is None, said, self._rollout.extra_state()]
         return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     def fork(self, messages: Sequence[Message]) -> VerifiersEpisode:
@@ -113,7 +113,7 @@ class VerifiersEpisode:
         return episode
 
 
-def _ours(message: Any) -> Message:
+def _converted(message: Any) -> Message:
     """
     Raises:
         InfrastructureError: it has a content that is not text.

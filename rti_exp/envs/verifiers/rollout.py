@@ -1,7 +1,7 @@
 """A rollout of `verifiers` that waits for each of its turns.
 
-The package's rollout is one coroutine that asks a client for the model's answers. Here the client is ours: it hands
-the prompt over and waits, so that an episode can stop between two turns. The coroutine lives on the event loop that
+The package's rollout is one coroutine that asks a client for the model's answers. This client hands over
+the prompt and waits, so that an episode can stop between two turns. The coroutine lives on the event loop that
 remote models use; it is cancelled when nothing refers to the rollout any more.
 """
 
@@ -32,7 +32,7 @@ OF_THE_PACKAGE = frozenset(
 
 
 class SteppedRollout:
-    """One rollout of a row. `prompt` is what the policy is asked to answer; None once it is over.
+    """One rollout of a row. `prompt` is the conversation that the policy answers next; None after the end.
 
     Raises:
         InfrastructureError: here and in `answer`: the environment raised, or took longer than `seconds`.
@@ -52,11 +52,11 @@ class SteppedRollout:
         self._within(self._until_asked())
 
     def answer(self, response: Any) -> None:
-        """Give the package's response to `prompt`, and go on to the next prompt or the end."""
+        """Pass the package's response to `prompt`, and continue to the next prompt or the end."""
         self._within(self._give(response))
 
-    def own_state(self) -> dict[str, Any]:
-        """What the environment keeps in the rollout's state, as far as it has a JSON form."""
+    def extra_state(self) -> dict[str, Any]:
+        """The environment's entries of the rollout's state that have a JSON form."""
         kept: dict[str, Any] = {}
         for name, value in dict.items(self.state or {}):
             if name not in OF_THE_PACKAGE:
@@ -90,7 +90,7 @@ class SteppedRollout:
             asking.cancel()
         try:
             state = self._task.result()
-        except Exception as error:  # code of others
+        except Exception as error:  # third-party code
             raise InfrastructureError(f"the environment raised {type(error).__name__}: {error}") from error
         if state.get("error") is not None:
             raise InfrastructureError(f"the environment ended with {state['error']!r}")
@@ -112,7 +112,7 @@ class SteppedRollout:
 
 
 def _client(asked: asyncio.Queue[Any], answers: asyncio.Queue[Any]) -> Any:
-    """The package's client whose model is whoever puts `answers`."""
+    """A client of the package that takes the model's answers from `answers`."""
     from verifiers.clients.client import Client  # pyright: ignore[reportMissingImports]
 
     class Seat(Client):

@@ -1,4 +1,4 @@
-"""A rubric's reward functions: what they tell, and that one that raises gives no silent 0."""
+"""A rubric's reward functions: their descriptions, and a record of their exceptions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 ERRORS: ContextVar[list[str]] = ContextVar("errors of reward functions")
-"""Filled while a rollout is scored, in its own context."""
+"""Exceptions while a rollout is scored; each rollout has a separate context."""
 
 
 def rubrics_of(rubric: Any) -> Iterator[Any]:
@@ -18,18 +18,18 @@ def rubrics_of(rubric: Any) -> Iterator[Any]:
     if inner is None:
         yield rubric
     else:
-        for one in inner:
-            yield from rubrics_of(one)
+        for member in inner:
+            yield from rubrics_of(member)
 
 
 def record_errors(rubric: Any) -> None:
-    """Have each reward function write its exceptions to `ERRORS`: the package logs them, and counts a 0."""
-    for one in rubrics_of(rubric):
-        one.funcs[:] = [_recording(function) for function in one.funcs]
+    """Record each reward function's exceptions in `ERRORS`: the package only logs them and counts 0."""
+    for member in rubrics_of(rubric):
+        member.funcs[:] = [_recording(function) for function in member.funcs]
 
 
 def _recording(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function to the package, which looks at names and signatures."""
+    """A wrapper with the same name and signature, which the package inspects."""
 
     @functools.wraps(function)
     async def call(*args: Any, **kwargs: Any) -> Any:
@@ -46,8 +46,8 @@ def _recording(function: Callable[..., Any]) -> Callable[..., Any]:
 def conditions(rubric: Any) -> dict[str, str]:
     """Name -> the text that the roles see for a reward function that counts: its name, its docstring's first line."""
     texts: dict[str, str] = {}
-    for one in rubrics_of(rubric):
-        for function, weight in zip(one.funcs, one.weights, strict=True):
+    for member in rubrics_of(rubric):
+        for function, weight in zip(member.funcs, member.weights, strict=True):
             if weight > 0:
                 name = getattr(function, "__name__", "reward")
                 line = (inspect.getdoc(function) or "").partition("\n")[0].strip()
@@ -56,7 +56,7 @@ def conditions(rubric: Any) -> dict[str, str]:
 
 
 def unmet(texts: Mapping[str, str], metrics: Mapping[str, float] | None) -> list[str]:
-    """The conditions that are not wholly met; all of them before the end."""
+    """The conditions that are not fully met; before the end, all of them."""
     if metrics is None:
         return list(texts.values())
     return [f"{text} (it is {metrics[name]:g})" for name, text in texts.items() if metrics.get(name, 0.0) < 1.0]

@@ -89,7 +89,9 @@ def test_a_judge_that_cannot_be_read_is_asked_again_with_other_seeds() -> None:
         (["yes"] * 3, "the judge gave no verdict: 'yes'"),
     ],
 )
-def test_a_judge_that_fails_is_no_zero(tmp_path: Path, counter: list[str], answers: list[Any], message: str) -> None:
+def test_a_judge_that_fails_gives_no_reward(
+    tmp_path: Path, counter: list[str], answers: list[Any], message: str
+) -> None:
     world = judged(tmp_path, counter, FakeJudge(answers))
     with pytest.raises(InfrastructureError, match=message):
         world.start(world.tasks("train")[0]).step(say("3"))
@@ -105,7 +107,7 @@ def test_a_judge_whose_endpoint_refuses_us_ends_the_job(tmp_path: Path, counter:
 @pytest.mark.parametrize(
     "text", ["", "true", '{"met": 1}', '{"met": null}', '{"met": true, "why": "x"}', '[{"met": true}]', "met: true"]
 )
-def test_what_is_no_verdict(text: str) -> None:
+def test_other_answers_are_not_verdicts(text: str) -> None:
     assert read_verdict(text) is None
 
 

@@ -34,8 +34,8 @@ def test_the_navigation_reference_succeeds_and_the_misstep_of_the_paper_fails(na
         episode = navigation.start(task)
         stops = list(task.payload["rubric"][0]["arguments"]["stops"])
         goal = TownMap().places[stops[-1]]
-        told = episode.step(use("search_places", query=goal.name)).observations[0].content
-        stops[-1] = told.split(":")[0]
+        answer = episode.step(use("search_places", query=goal.name)).observations[0].content
+        stops[-1] = answer.split(":")[0]
         assert stops[-1] != goal.id
         mode = task.payload["rubric"][0]["arguments"]["mode"]
         route = episode.step(use("plan_route", stops=stops, mode=mode)).observations[0].content
@@ -50,8 +50,8 @@ def test_every_navigation_task_can_be_solved_and_the_file_is_what_makes_it() -> 
     goals: dict[str, set[str]] = {"train": set(), "heldout": set()}
     for task in read_tasks("builtin:navigation"):
         called, number = task.payload["rubric"]
-        told = f"{called['text']} {number['text']}"  # at level rubric: not the answer
-        assert not any(secret in told for secret in (*called["arguments"]["stops"], str(number["value"])))
+        condition_texts = f"{called['text']} {number['text']}"  # at level rubric: not the answer
+        assert not any(secret in condition_texts for secret in (*called["arguments"]["stops"], str(number["value"])))
         places = [town.places[stop] for stop in called["arguments"]["stops"]]
         for place in places:
             assert town.search(f"{place.name} {place.city}") == [place]
@@ -60,26 +60,26 @@ def test_every_navigation_task_can_be_solved_and_the_file_is_what_makes_it() -> 
         assert number["value"] in (route.minutes, route.kilometres)
         goals[task.split].add(places[-1].city)
     assert not goals["train"] & goals["heldout"]
-    assert {split: len(found) for split, found in goals.items()} == {"train": 16, "heldout": 8}
+    assert {split: len(cities) for split, cities in goals.items()} == {"train": 16, "heldout": 8}
 
 
 def test_routes_by_hand() -> None:
     town = TownMap()
-    one, two = [place for place in town.places.values() if place.city == "Oslo"][:2]
-    other = next(place for place in town.places.values() if place.city == "Rome")
-    inside = town.route([one.id, two.id], "walk")
-    length = ((one.x - two.x) ** 2 + (one.y - two.y) ** 2) ** 0.5
+    first, second = [place for place in town.places.values() if place.city == "Oslo"][:2]
+    distant = next(place for place in town.places.values() if place.city == "Rome")
+    inside = town.route([first.id, second.id], "walk")
+    length = ((first.x - second.x) ** 2 + (first.y - second.y) ** 2) ** 0.5
     assert inside.kilometres == round(length, 1)
     assert inside.minutes == round(60 * length / 5)
     assert inside.cities == ("Oslo",)
-    there = town.route([one.id, other.id], "drive")  # Oslo is at (0, 0), Rome 40 km to the east
-    ends = (one.x**2 + one.y**2) ** 0.5 + ((other.x - 40) ** 2 + other.y**2) ** 0.5
+    there = town.route([first.id, distant.id], "drive")  # Oslo is at (0, 0), Rome 40 km to the east
+    ends = (first.x**2 + first.y**2) ** 0.5 + ((distant.x - 40) ** 2 + distant.y**2) ** 0.5
     assert there.kilometres == pytest.approx(40 + ends, abs=0.051)
     assert there.cities == ("Oslo", "Rome")
     with pytest.raises(ValueError, match="no place with the id 'p1'"):
-        town.route([one.id, "p1"], "drive")
+        town.route([first.id, "p1"], "drive")
     with pytest.raises(ValueError, match="mode must be one of drive"):
-        town.route([one.id, two.id], "fly")
+        town.route([first.id, second.id], "fly")
 
 
 def test_tools_and_what_a_server_says_of_bad_calls(navigation: Mcp) -> None:

@@ -90,7 +90,7 @@ def test_the_number_of_an_answer(answer: str, value: float | None) -> None:
         ({"check": "called", "tool": "a"}, r"condition 1: needs text"),
     ],
 )
-def test_what_is_no_condition(node: Any, message: str) -> None:
+def test_an_invalid_condition_is_refused(node: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_condition(node, 1)
 
@@ -102,22 +102,22 @@ def test_what_is_no_condition(node: Any, message: str) -> None:
         ({"request": ""}, r"line 1: request must be text"),
         ({"rubric": []}, r"line 1: rubric must be a list of conditions"),
         ({"answer": "x"}, r"line 1: unknown field 'answer'; there are id, family"),
-        ({"rubric": [COUNT_TO_3["rubric"][0]] * 2}, r"line 1: rubric: two conditions have one name"),
+        ({"rubric": [COUNT_TO_3["rubric"][0]] * 2}, r"line 1: rubric: two conditions have the same name"),
         ({"system": 3}, r"line 1: system must be text"),
     ],
 )
-def test_what_is_no_task(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_an_invalid_task_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_tasks(task_file(tmp_path, {**COUNT_TO_3, **change}))
 
 
-def test_task_files_that_are_none(tmp_path: Path) -> None:
+def test_invalid_task_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"env\.tasks_file='nowhere\.jsonl': must be a JSONL file, or builtin:navigat"):
         read_tasks("nowhere.jsonl")
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ValueError, match="must have tasks"):
         read_tasks(str(tmp_path / "empty"))
-    with pytest.raises(ValueError, match="line 2: id 'three' comes twice"):
+    with pytest.raises(ValueError, match="line 2: id 'three' occurs twice"):
         read_tasks(task_file(tmp_path, COUNT_TO_3, COUNT_TO_3))
     (tmp_path / "broken").write_text("[1]\n")
     with pytest.raises(ValueError, match="line 1: must be a JSON object"):
@@ -148,12 +148,12 @@ def test_tasks_are_separated_by_line_feeds_alone(tmp_path: Path) -> None:
         ({"url": "http://x", "judge": {"modle": "a"}}, r"env\.judge\.modle: unknown key"),
     ],
 )
-def test_options_without_sense_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         default_environment("mcp_navigation", **{"command": None, **options})
 
 
-def test_the_missing_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match="env=mcp needs the package mcp: pip install 'rti-exp"):
         default_environment("mcp_navigation", command=None, url="http://x")

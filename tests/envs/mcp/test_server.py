@@ -1,4 +1,4 @@
-"""MCP: real servers over stdio: state, forks, and servers that raise, hang, die or outlive nobody."""
+"""MCP: real servers over stdio: state, forks, and servers that raise, hang or die."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from tests.support.mcp import (
 )
 
 
-def test_each_episode_has_a_server_of_its_own_and_a_fork_is_exact(tmp_path: Path, counter: list[str]) -> None:
+def test_each_episode_has_a_separate_server_and_a_fork_is_exact(tmp_path: Path, counter: list[str]) -> None:
     world = counting(tmp_path, counter)
     task = world.tasks("train")[0]
-    episode, other = world.start(task), world.start(task)
+    episode, second = world.start(task), world.start(task)
     assert "secret_state" not in {tool["name"] for tool in episode.tools}
     assert episode.step(use("add", n=2)).observations[0].content == "now 2"
-    assert other.step(use("add", n=1)).observations[0].content == "now 1"
+    assert second.step(use("add", n=1)).observations[0].content == "now 1"
     middle = episode.state_hash()
     assert play(episode, [use("add", n=1), say("It is 3.")]).reward == 1.0
     fork = world.start(task).fork([use("add", n=2)])
-    assert fork.state_hash() == middle != other.state_hash()
+    assert fork.state_hash() == middle != second.state_hash()
     assert fork.step(use("secret_state")).observations[0].content == "Error: there is no tool 'secret_state'."
     result = fork.step(say("It is 3."))
-    assert (result.reward, result.reward_parts) == (0.0, {"state": 0.0, "told": 1.0})
-    found = fork.evidence("rubric")
-    assert (found.rubric, found.failed) == (("the count is 3", "3 is told"), ("the count is 3",))
-    assert found.reference is None
+    assert (result.reward, result.reward_parts) == (0.0, {"state": 0.0, "number": 1.0})
+    evidence = fork.evidence("rubric")
+    assert (evidence.rubric, evidence.failed) == (("the count is 3", "3 is told"), ("the count is 3",))
+    assert evidence.reference is None
     assert fork.evidence("reference").reference == "add(3)"
     assert fork.evidence("none").text == ""
 
@@ -84,7 +84,7 @@ def test_a_servers_bug_is_its_answer_and_its_death_or_silence_a_failure(tmp_path
     assert hung.broken
 
 
-def test_a_state_that_cannot_be_read_is_no_zero(tmp_path: Path, counter: list[str]) -> None:
+def test_a_state_that_cannot_be_read_gives_no_reward(tmp_path: Path, counter: list[str]) -> None:
     world = counting(tmp_path, counter, state_tool="fail")
     episode = world.start(world.tasks("train")[0])
     with pytest.raises(InfrastructureError, match="the MCP server's fail failed: Error executing tool fail"):
@@ -107,7 +107,7 @@ def test_a_shared_server_that_died_is_started_again(tmp_path: Path, counter: lis
         ("import time; time.sleep(100)", r"the MCP server did(| not) .*(within|timed out)"),
     ],
 )
-def test_a_server_that_does_not_start_is_told(tmp_path: Path, code: str, message: str) -> None:
+def test_a_server_that_does_not_start_is_an_infrastructure_failure(tmp_path: Path, code: str, message: str) -> None:
     world = default_environment(
         "mcp", command=["{python}", "-c", code], tasks_file=task_file(tmp_path, COUNT_TO_3), seconds=3
     )
@@ -152,7 +152,7 @@ def test_no_server_outlives_its_episode_or_its_parent(tmp_path: Path) -> None:
     assert gone(marker)
 
 
-def test_secrets_of_our_environment_are_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_gets_only_the_named_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUR_KEY", "hidden")
     monkeypatch.setenv("MAP_KEY", "given")
     path = tmp_path / "show.py"

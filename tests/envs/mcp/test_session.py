@@ -113,7 +113,7 @@ def test_tools_that_appear_are_offered_and_tools_that_go_are_refused(tmp_path: P
     assert "there is no tool 'open'" in episode.step(use("open")).observations[0].content
     announced = episode.step(use("unlock")).observations[0].content
     opened = {"name": "open", "description": "open", "parameters": {"type": "object"}}
-    assert announced == f"done\nNew tools:\n{json.dumps(opened)}\nTools that are gone: long"
+    assert announced == f"done\nNew tools:\n{json.dumps(opened)}\nRemoved tools: long"
     assert opened in episode.tools
     assert episode.step(use("open")).observations[0].content == "opened"
     assert episode.step(use("long")).observations[0].content == "Error: there is no tool 'long'."

@@ -54,8 +54,8 @@ def test_an_episode_from_its_opening_to_its_reward() -> None:
     assert episode.messages[1].content == GREETING
     assert "Create a new task called 'Important Meeting' for user_1." in episode.messages[2].content
     result = episode.step(use("create_task", user_id="user_1", title=TITLE))
-    made = {"task_id": "task_2", "title": TITLE, "description": None, "status": "pending"}
-    assert [(role, json.loads(text)) for role, text in observed(result)] == [("tool", made)]
+    created = {"task_id": "task_2", "title": TITLE, "description": None, "status": "pending"}
+    assert [(role, json.loads(text)) for role, text in observed(result)] == [("tool", created)]
     assert not result.done
     result = episode.step(say("Shall I do anything else?"))
     assert observed(result) == [("user", "Yes, please.")]
@@ -102,7 +102,7 @@ def test_a_history_of_the_tasks_own_is_part_of_the_opening() -> None:
         (say(" \n"), "Error: The message is empty. Write to the user, or call a tool."),
     ],
 )
-def test_a_bad_turn_is_answered_with_an_error_and_the_episode_goes_on(turn: Message, answer: str | None) -> None:
+def test_a_bad_turn_is_answered_with_an_error_and_the_episode_continues(turn: Message, answer: str | None) -> None:
     episode = start()
     result = episode.step(turn)
     [(role, text)] = observed(result)
@@ -128,14 +128,14 @@ def test_a_readable_call_is_carried_out_though_another_of_the_turn_is_broken() -
     assert episode.step(say("Done.")).reward == 1.0
 
 
-def test_text_beside_a_call_reaches_nobody() -> None:
+def test_text_next_to_a_call_is_not_delivered() -> None:
     task = task_of("mock", "update_task_with_initialization_data")
-    told = " ".join(benchmark_task("mock", task).evaluation_criteria.communicate_info)
+    information = " ".join(benchmark_task("mock", task).evaluation_criteria.communicate_info)
     call = use("update_task_status", task_id="task_2", status="completed")
     for spoken, reward in ((False, 0.0), (True, 1.0)):
         episode = start(task)
-        episode.step(call if spoken else dataclasses.replace(call, content=told))
-        result = episode.step(say(told if spoken else "Done."))
+        episode.step(call if spoken else dataclasses.replace(call, content=information))
+        result = episode.step(say(information if spoken else "Done."))
         assert (result.reward, dict(result.reward_parts)) == (reward, {"DB": 1.0, "COMMUNICATE": reward})
 
 
@@ -254,24 +254,24 @@ def test_evidence_tells_what_failed_and_the_solution_at_reference_only() -> None
     episode = start(task_of("telecom", ROAMING))
     episode.step(use("run_speed_test"))
     assert episode.evidence("none").text == ""
-    told = episode.evidence("rubric")
-    assert told.rubric == (
+    evidence = episode.evidence("rubric")
+    assert evidence.rubric == (
         "ENV_ASSERTION: user: mobile_data_status(expected_status=True)",
         "ENV_ASSERTION: user: internet_speed(expected_speed=200, expected_desc='excellent')",
         "END: the conversation comes to its end",
     )
-    assert told.failed == (
+    assert evidence.failed == (
         "ENV_ASSERTION user: mobile_data_status(expected_status=True)",
         "ENV_ASSERTION user: internet_speed(expected_speed=200, expected_desc='excellent')",
         "END (it was not ended)",
     )
-    assert told.reference is None
+    assert evidence.reference is None
     assert episode.evidence("reference").reference == (
         'user: {"name": "toggle_airplane_mode", "arguments": {}}; user: {"name": "toggle_roaming", "arguments": {}}'
     )
 
 
-def test_evidence_counts_what_may_not_be_told() -> None:
+def test_evidence_counts_the_information_that_it_must_not_name() -> None:
     episode = start(task_of("mock", "impossible_task_1"))
     assert episode.evidence("rubric").failed == ("ACTION (1 of 1 missing)", "END (it was not ended)")
     episode.step(use("transfer_to_human_agents", summary="x"))
@@ -281,24 +281,24 @@ def test_evidence_counts_what_may_not_be_told() -> None:
 
 
 @pytest.mark.parametrize("domain", ["mock", "telecom"])
-def test_no_gold_action_is_told_below_reference(domain: str) -> None:
+def test_no_gold_action_is_in_the_evidence_below_reference(domain: str) -> None:
     for task in world(domain).tasks("train"):
         if task.payload["task"] == UNSCORED:
             continue
         criteria = benchmark_task(domain, task).evaluation_criteria
-        told = start(task).evidence("rubric").text
+        shown = start(task).evidence("rubric").text
         for action in criteria.actions or ():
-            assert action.name not in told, task.id
+            assert action.name not in shown, task.id
         for text in criteria.communicate_info or ():
-            assert text not in told, task.id
+            assert text not in shown, task.id
 
 
-def test_the_policy_can_be_told_again() -> None:
+def test_the_evidence_can_repeat_the_policy() -> None:
     episode = start(policy_in_evidence=True)
     assert episode.evidence("rubric").rubric[0].startswith("policy: # Mock Domain Policy")
 
 
-def test_an_evaluator_that_raises_is_no_reward() -> None:
+def test_an_evaluator_that_raises_gives_no_reward() -> None:
     episode = start(task_of("mock", UNSCORED))
     with pytest.raises(InfrastructureError, match="the benchmark's evaluator raised ValueError: Task task_2 not found"):
         episode.step(say("I cannot."))

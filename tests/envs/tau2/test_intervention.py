@@ -115,7 +115,7 @@ def test_the_papers_failure_is_found_corrected_and_solved() -> None:
     assert [one.reward for one in merged.trajectories] == [float(place == attempt.parent) for place in range(2)]
 
 
-def test_what_the_roles_were_told_is_in_no_rollout_prompt_and_has_no_solution() -> None:
+def test_the_evidence_is_in_no_rollout_prompt_and_holds_no_solution() -> None:
     _, merged, engine = intervened()
     [attempt] = merged.interventions
     assert "mobile_data_status(expected_status=True)" in attempt.evidence.text

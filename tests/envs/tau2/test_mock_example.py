@@ -41,14 +41,14 @@ def test_documents_train_turns_and_answers_alone() -> None:
     teacher = Teacher(mock, renderer, seed=0)
     [task], plan = mock.tasks("train"), PLANS["update_task_1"]
     whole = teacher._rollout(task, plan.right, plan)
-    told = [i for i, trained in zip(whole.token_ids, whole.trained, strict=True) if trained]
-    assert renderer.text(told) == f"{plan.right}<|end|>{plan.last}<|end|>"
+    trained_ids = [i for i, trained in zip(whole.token_ids, whole.trained, strict=True) if trained]
+    assert renderer.text(trained_ids) == f"{plan.right}<|end|>{plan.last}<|end|>"
     given = teacher._rollout(task, plan.right, plan, first_is_trained=False)
-    told = [i for i, trained in zip(given.token_ids, given.trained, strict=True) if trained]
+    trained_ids = [i for i, trained in zip(given.token_ids, given.trained, strict=True) if trained]
     assert given.token_ids == whole.token_ids
-    assert renderer.text(told) == f"{plan.last}<|end|>"
+    assert renderer.text(trained_ids) == f"{plan.last}<|end|>"
     judged = teacher._validator(task, plan)
     text = renderer.text(judged.token_ids)
     assert "<|system|>judge: DB: the records are in the end as the right actions leave them" in text
-    told = [i for i, trained in zip(judged.token_ids, judged.trained, strict=True) if trained]
-    assert renderer.text(told).startswith('{"harmful": ')
+    trained_ids = [i for i, trained in zip(judged.token_ids, judged.trained, strict=True) if trained]
+    assert renderer.text(trained_ids).startswith('{"harmful": ')

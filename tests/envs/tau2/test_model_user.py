@@ -88,7 +88,7 @@ def test_a_fork_meets_the_same_user_though_the_model_would_now_say_something_els
         assert len(server.requests) == asked == 3
 
 
-def test_an_endpoint_that_fails_is_no_reward() -> None:
+def test_an_endpoint_that_fails_gives_no_reward() -> None:
     with FaultyServer(["500"]) as server:
         environment = world(server, "mock")
         with pytest.raises(InfrastructureError, match="server_error"):
@@ -145,7 +145,7 @@ def test_a_refused_key_ends_an_evaluation_with_one_line(
 
 def test_a_refused_key_ends_a_run_with_one_line(policy_folder: Path, tmp_path: Path) -> None:
     with FaultyServer(["401"]) as server:
-        told = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-m", "rti_exp.train", *overrides(server, policy_folder)],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "USER_KEY": "wrong-and-never-shown"},
@@ -154,14 +154,14 @@ def test_a_refused_key_ends_a_run_with_one_line(policy_folder: Path, tmp_path: P
             timeout=300,
         )
         assert len(server.requests) == 1
-    assert told.returncode == 1, told.stderr
-    _one_line(told.stderr)
+    assert output.returncode == 1, output.stderr
+    _one_line(output.stderr)
     (status,) = tmp_path.glob("runs/*/*/status.json")
-    found = json.loads(status.read_text())
-    assert (found["state"], found["error"]["type"]) == ("failed", "RemoteDown")
+    state = json.loads(status.read_text())
+    assert (state["state"], state["error"]["type"]) == ("failed", "RemoteDown")
 
 
-def _one_line(told: str) -> None:
-    (line,) = told.splitlines()
+def _one_line(text: str) -> None:
+    (line,) = text.splitlines()
     assert re.fullmatch(rf"failed: {REFUSED}.*", line)
     assert "never-shown" not in line

@@ -63,7 +63,7 @@ def test_mock_has_nine_tasks_and_what_is_picked_of_them() -> None:
         ({"only": ["x"]}, "env.only: no task 'x' in telecom"),
     ],
 )
-def test_options_without_sense(options: dict, message: str) -> None:
+def test_invalid_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(SettingsError) as error:
         default_environment("tau2_telecom", **options)
     assert str(error.value).startswith(message)
@@ -140,12 +140,12 @@ def test_solo_sees_what_the_benchmarks_solo_agent_sees(domain: str) -> None:
 
 
 @pytest.mark.parametrize("domain", ["mock", "telecom", "retail"])
-def test_a_model_user_is_told_what_the_benchmarks_user_is_told(domain: str) -> None:
+def test_a_model_user_gets_the_prompt_of_the_benchmarks_user(domain: str) -> None:
     _, user = modules()
     known = benchmark.domain(domain)
     task = known.tasks[known.splits["base"][0]]
-    made = known.environment()
-    tools = made.get_user_tools() if made.user_tools is not None else None
+    environment = known.environment()
+    tools = environment.get_user_tools() if environment.user_tools is not None else None
     theirs = user.UserSimulator(tools=tools, instructions=str(task.user_scenario))
     assert known.user_prompt(str(task.user_scenario)) == theirs.system_prompt
 

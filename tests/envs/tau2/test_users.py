@@ -28,7 +28,7 @@ def asked(text: str) -> Message:
     return Message(role="assistant", content=text)
 
 
-def told(text: str) -> Message:
+def user_said(text: str) -> Message:
     return Message(role="user", content=text)
 
 
@@ -41,7 +41,7 @@ def saw(text: str) -> Message:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("Please run a speed test.", [Request(tool="run_speed_test")]),
         ("Call `run_speed_test` please", [Request(tool="run_speed_test")]),
@@ -91,8 +91,8 @@ def saw(text: str) -> Message:
         ("Hello, what is your name?", []),
     ],
 )
-def test_what_is_asked_of_the_phones_owner(text: str, wanted: list[Request]) -> None:
-    assert requests(text, TOOLS) == wanted
+def test_what_is_asked_of_the_phones_owner(text: str, expected: list[Request]) -> None:
+    assert requests(text, TOOLS) == expected
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_phones_owner_carries_out_looks_and_ends() -> None:
     assert opening == Said(
         text="My internet speed is low. I want excellent internet speed. I am Ann with phone number 555."
     )
-    seen += [told(opening.text), asked("Turn airplane mode off.")]
+    seen += [user_said(opening.text), asked("Turn airplane mode off.")]
     assert user.say(seen).calls == (ToolCall(name="check_network_status", arguments={}),)
     seen += [did("check_network_status"), saw("Airplane Mode: ON\nSIM Card Status: active")]
     assert user.say(seen).calls == (ToolCall(name="toggle_airplane_mode", arguments={}),)
@@ -129,7 +129,7 @@ def test_a_phones_owner_carries_out_looks_and_ends() -> None:
     answer = user.say(seen)
     assert answer.text == "Airplane Mode is now OFF.\nThe problem is still there. Speed Test Result: 27.50 Mbps (Good)."
     assert not answer.ends
-    seen += [told(answer.text), asked("Does it work now?")]
+    seen += [user_said(answer.text), asked("Does it work now?")]
     assert user.say(seen).calls == (ToolCall(name="run_speed_test", arguments={}),)
     seen += [did("run_speed_test"), saw("Speed Test Result: 275.00 Mbps (Excellent).")]
     assert user.say(seen) == Said(text="It works now, thank you. ###STOP###")
@@ -137,7 +137,7 @@ def test_a_phones_owner_carries_out_looks_and_ends() -> None:
 
 
 def test_a_switch_that_stands_right_is_not_touched() -> None:
-    seen = [told("x"), asked("Turn airplane mode off."), did("check_network_status"), saw("Airplane Mode: OFF")]
+    seen = [user_said("x"), asked("Turn airplane mode off."), did("check_network_status"), saw("Airplane Mode: OFF")]
     assert PhoneUser(PHONE, TOOLS).say(seen).text == "That is how it is already. Airplane Mode: OFF"
 
 
@@ -152,7 +152,7 @@ def test_a_switch_that_stands_right_is_not_touched() -> None:
     ],
 )
 def test_what_a_phones_owner_answers(text: str, reply: str) -> None:
-    assert PhoneUser(PHONE, TOOLS).say([told("x"), asked(text)]).text == reply
+    assert PhoneUser(PHONE, TOOLS).say([user_said("x"), asked(text)]).text == reply
 
 
 def test_a_phones_owner_loses_patience() -> None:
@@ -161,7 +161,7 @@ def test_a_phones_owner_loses_patience() -> None:
     for _ in range(8):
         said = user.say(seen)
         assert not said.ends
-        seen += [told(said.text), asked("Thank you.")]
+        seen += [user_said(said.text), asked("Thank you.")]
     assert user.say(seen) == Said(text="I will try again another time. ###STOP###")
 
 
@@ -169,9 +169,9 @@ def test_a_user_without_a_phone_tells_all_and_ends_when_nothing_is_asked() -> No
     user = ScriptedUser(Scenario(whole="", reason="Cancel your order.", known="You are Bob."))
     seen = [asked("Hi!")]
     assert user.say(seen).text == "Cancel my order. I am Bob."
-    seen += [told("Cancel my order. I am Bob."), asked("Shall I cancel it?")]
+    seen += [user_said("Cancel my order. I am Bob."), asked("Shall I cancel it?")]
     assert user.say(seen).text == "Yes, please."
-    assert user.say([*seen, told("Yes, please."), asked("It is done.")]).text == "Thank you. ###STOP###"
+    assert user.say([*seen, user_said("Yes, please."), asked("It is done.")]).text == "Thank you. ###STOP###"
 
 
 @pytest.mark.parametrize(
@@ -207,11 +207,13 @@ def model_user(endpoint: Endpoint, memory: Memory | None = None) -> ModelUser:
 def test_a_model_user_sees_the_roles_the_other_way_round() -> None:
     endpoint = Endpoint([asked("I cannot surf.")])
     call = did("run_speed_test")
-    assert model_user(endpoint).say([asked("Hi!"), told("Hello"), call, saw("slow")]) == Said(text="I cannot surf.")
+    assert model_user(endpoint).say([asked("Hi!"), user_said("Hello"), call, saw("slow")]) == Said(
+        text="I cannot surf."
+    )
     assert endpoint.requests == [
         (
             Message(role="system", content="You play a user."),
-            told("Hi!"),
+            user_said("Hi!"),
             asked("Hello"),
             Message(role="assistant", content="", tool_calls=call.tool_calls),
             saw("slow"),

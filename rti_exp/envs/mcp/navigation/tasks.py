@@ -1,4 +1,4 @@
-"""Makes `tasks.jsonl`: python -m rti_exp.envs.mcp.navigation.tasks > rti_exp/envs/mcp/navigation/tasks.jsonl
+"""Writes `tasks.jsonl`: python -m rti_exp.envs.mcp.navigation.tasks > rti_exp/envs/mcp/navigation/tasks.jsonl
 
 Families: `route`, from a place to one in another city whose name other cities have too; `stops`, with a place to pass
 on the way. A task is kept if the search that leaves out the city finds another place first. Training and held-out
@@ -25,7 +25,7 @@ SEED = 5
 
 
 def drawn(town: TownMap, family: str, split: str, rng: random.Random) -> tuple[list[Place], str, str]:
-    """Stops, mode, and what is asked: "minutes" or "kilometres"."""
+    """Stops, mode, and the quantity that is asked for: "minutes" or "kilometres"."""
     cities = names_of(split).cities
     while True:
         stops = rng.sample(sorted(town.places.values(), key=lambda place: place.id), 3 if family == "stops" else 2)
@@ -84,5 +84,5 @@ def tasks() -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    for one in tasks():
-        print(json.dumps(one))
+    for node in tasks():
+        print(json.dumps(node))

@@ -1,4 +1,4 @@
-"""The town's cities and places on a map, with a search and a route planner. No state: all answers are looked up.
+"""The town's cities and places on a map, with a search and a route planner. It is stateless: every answer is a look-up.
 
 Cities stand on a grid with a road to each neighbour; a place's name comes in several cities, so that a search that
 does not name the city finds another place of that name first.
@@ -23,7 +23,7 @@ CITY_RADIUS_KM = 4.0
 PLACES_IN_A_CITY = 12
 CATEGORIES = ("cafe", "museum", "hotel", "pharmacy", "station", "park")
 SPEED_KMH = {"drive": 60.0, "transit": 40.0, "walk": 5.0}
-FOUND_AT_ONCE = 3
+MOST_RESULTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Route:
 
 
 class TownMap:
-    """The map of a seed; the same seed is the same map."""
+    """A map drawn from a seed."""
 
     def __init__(self, seed: int = SEED) -> None:
         rng = random.Random(seed)
@@ -79,15 +79,15 @@ class TownMap:
     def search(self, query: str) -> list[Place]:
         """Places whose name or category is in the query, in its city if it names one; the most visited first."""
         words = {word.casefold() for word in query.replace(",", " ").split()}
-        found = [place for place in self.places.values() if {place.name.casefold(), place.category} & words]
-        named = [place for place in found if place.city.casefold() in words]
-        return sorted(named or found, key=lambda place: -place.visits)[:FOUND_AT_ONCE]
+        matching = [place for place in self.places.values() if {place.name.casefold(), place.category} & words]
+        named = [place for place in matching if place.city.casefold() in words]
+        return sorted(named or matching, key=lambda place: -place.visits)[:MOST_RESULTS]
 
     def route(self, stops: Sequence[str], mode: str) -> Route:
         """The shortest way over the roads past the places `stops`, in their order.
 
         Raises:
-            ValueError: an unknown place or mode, or fewer than two stops; the message is an answer to who asked.
+            ValueError: an unknown place or mode, or fewer than two stops; the message is an answer to the caller.
         """
         if mode not in SPEED_KMH:
             raise ValueError(f"mode must be one of {', '.join(SPEED_KMH)}")
@@ -96,7 +96,7 @@ class TownMap:
         unknown = [stop for stop in stops if stop not in self.places]
         if unknown:
             raise ValueError(f"there is no place with the id {unknown[0]!r}; search for it")
-        legs = [self._leg(self.places[one], self.places[two]) for one, two in itertools.pairwise(stops)]
+        legs = [self._leg(self.places[start], self.places[goal]) for start, goal in itertools.pairwise(stops)]
         kilometres = sum(length for length, _ in legs)
         cities = [city for _, passed in legs for city in passed]
         return Route(
@@ -105,16 +105,16 @@ class TownMap:
             cities=tuple(city for city, _ in itertools.groupby(cities)),
         )
 
-    def _leg(self, one: Place, two: Place) -> tuple[float, list[str]]:
+    def _leg(self, start: Place, goal: Place) -> tuple[float, list[str]]:
         """Length and cities of the way between two places: straight in a city, else by the cities' centres."""
-        if one.city == two.city:
-            return math.dist((one.x, one.y), (two.x, two.y)), [one.city]
-        length, cities = self._roads(one.city, two.city)
-        ends = sum(math.dist((place.x, place.y), self.centres[place.city]) for place in (one, two))
+        if start.city == goal.city:
+            return math.dist((start.x, start.y), (goal.x, goal.y)), [start.city]
+        length, cities = self._roads(start.city, goal.city)
+        ends = sum(math.dist((place.x, place.y), self.centres[place.city]) for place in (start, goal))
         return length + ends, cities
 
     def _roads(self, start: str, goal: str) -> tuple[float, list[str]]:
-        """Dijkstra over the grid; of equally short ways the one whose cities come first in the alphabet."""
+        """Dijkstra over the grid; ties are broken by the cities' alphabetical order."""
         queue: list[tuple[float, list[str]]] = [(0.0, [start])]
         done: set[str] = set()
         while queue:

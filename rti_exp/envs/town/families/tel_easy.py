@@ -1,4 +1,4 @@
-"""The user has run the speed test already and tells the code."""
+"""The user has already run the speed test and gives the code."""
 
 from __future__ import annotations
 
