@@ -1,4 +1,4 @@
-"""An environment of one's own: a door whose code is on a note. A wrong code locks it for good."""
+"""A custom environment: a door whose code is on a note. A wrong code locks it for good."""
 
 from collections.abc import Sequence
 
@@ -53,7 +53,7 @@ class Doors:
     def tasks(self, split: str) -> list[Task]:
         first = 100 + 400 * ("train", "heldout").index(split)
         payloads = [{"door": str(n), "code": str(n * 7919 % 9000)} for n in range(first, first + self.tasks_per_split)]
-        return [Task(id=f"door-{one['door']}", family="door", split=split, payload=one) for one in payloads]
+        return [Task(id=f"door-{door['door']}", family="door", split=split, payload=door) for door in payloads]
 
     def start(self, task: Task) -> DoorEpisode:
         return DoorEpisode(task)
