@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -37,9 +38,12 @@ def composed(overrides: Sequence[str], root: str = "train") -> DictConfig:
     """
     refuse_secret_arguments(overrides)
     OmegaConf.register_new_resolver("rti_exp.assets", lambda: str(assets_root()), replace=True)
+    outer, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None  # a job's Hydra composes no second config
     try:
         with initialize_config_dir(str(assets_root() / "conf"), version_base="1.3"):
             return compose(root, overrides=list(overrides))
     except ValueError as error:  # Hydra's own, of `gate=5`
         hints = [likely(*text.partition("=")[::2]) for text in overrides]
         raise SettingsError(str(error) + next(filter(None, hints), "")) from error
+    finally:
+        GlobalHydra.instance().hydra = outer

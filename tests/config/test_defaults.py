@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 
 from rti_exp.config.check import GROUPS, check
-from rti_exp.config.defaults import SOURCES, default_settings, endpoint_settings
+from rti_exp.config.defaults import SOURCES, default_settings, endpoint_settings, node_at
 from rti_exp.config.fields import hints_of
+from rti_exp.config.paths import assets_root
 from rti_exp.config.settings import GateSettings, RolloutSettings, SettingsError
 
 
@@ -41,3 +44,13 @@ def test_an_endpoint_takes_its_other_keys_from_conf() -> None:
     assert (settings.model, settings.attempts, settings.failure_window, settings.cache) == ("m", 2, 50, None)
     with pytest.raises(SettingsError, match=r"env\.judge\.attempts=0: must be an integer >= 1"):
         endpoint_settings({"attempts": 0}, "env.judge")
+
+
+def test_a_job_of_hydra_can_read_the_defaults() -> None:
+    """`env.user_model` and `env.judge` are read inside a job."""
+    node_at.cache_clear()
+    with initialize_config_dir(str(assets_root() / "conf"), version_base="1.3"):
+        job = GlobalHydra.instance().hydra
+        assert endpoint_settings({"model": "m"}, "env.judge").model == "m"
+        assert GlobalHydra.instance().hydra is job is not None
+    assert not GlobalHydra.instance().is_initialized()

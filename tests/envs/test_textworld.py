@@ -195,7 +195,7 @@ def test_tasks_are_seeds_and_splits_are_disjoint() -> None:
         ({"games": []}, r"^env\.games=\[\]"),
         ({"games": ["coin", "coin"]}, r"each once"),
         ({"parameters": {"chess": ""}}, r"^env\.games="),
-        ({"train_tasks": 0}, r"^env\.train_tasks=0: must be an integer from 1 to 1000"),
+        ({"train_tasks": 0}, r"^env\.train_tasks=0: must be an integer in \[1, 1000\]"),
         ({"heldout_tasks": 1001}, r"^env\.heldout_tasks=1001"),
         ({"max_turns": 0}, r"^env\.max_turns=0"),
         ({"seconds": float("inf")}, r"^env\.seconds=inf: must be a finite number > 0"),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rti_exp.experiment.parts import default_environment
+from tests.support.parts import environment_options
 
 pytest.importorskip("verifiers", reason="needs the package verifiers and the extra of this name")
 
@@ -258,7 +259,9 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_in_a_separate_process() -> None:
-    world = IsolatedEnvironment("rti_exp.envs.verifiers.Verifiers", {"name": NAME}, timeout=60)
+    world = IsolatedEnvironment(
+        "rti_exp.envs.verifiers.Verifiers", environment_options("verifiers", name=NAME), timeout=60
+    )
     try:
         task = world.tasks("train")[0]
         episode = world.start(task)

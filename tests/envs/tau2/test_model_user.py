@@ -134,7 +134,7 @@ def test_a_refused_key_ends_an_evaluation_with_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Also where the environment is in a process of its own."""
+    """Also if the environment is in a separate process."""
     monkeypatch.setenv("USER_KEY", "wrong-and-never-shown")
     monkeypatch.chdir(tmp_path)
     with FaultyServer(["401"]) as server:
@@ -153,8 +153,8 @@ def test_a_refused_key_ends_a_run_with_one_line(policy_folder: Path, tmp_path: P
             text=True,
             timeout=300,
         )
-        assert len(server.requests) == 1
     assert output.returncode == 1, output.stderr
+    assert len(server.requests) == 1
     _one_line(output.stderr)
     (status,) = tmp_path.glob("runs/*/*/status.json")
     state = json.loads(status.read_text())

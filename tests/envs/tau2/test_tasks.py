@@ -56,7 +56,7 @@ def test_mock_has_nine_tasks_and_what_is_picked_of_them() -> None:
         ({"domain": "bank"}, "env.domain='bank': must be one of airline, mock, retail, telecom"),
         ({"user": "nobody"}, "env.user='nobody': must be one of scripted, model, solo"),
         ({"domain": "retail", "user": "solo"}, "env.user='solo': the benchmark has it in mock and telecom"),
-        ({"user": "model"}, "env.user_model: must name the endpoint"),
+        ({"user": "model", "user_model": None}, "env.user_model: must name the endpoint"),
         ({"user": "model", "user_model": {"modle": "x"}}, "env.user_model.modle: unknown key"),
         ({"max_errors": 0}, "env.max_errors=0: must be an integer >= 1"),
         ({"train_split": "tran"}, "env.train_split='tran': must be one of"),

@@ -256,7 +256,7 @@ def test_a_model_user_that_says_nothing_is_the_infrastructures_failure(answer: M
 def test_a_users_ids_and_opaque_fields_go_back_to_its_model():
     call = ToolCall(name="check", arguments={}, opaque={"id": "x9FgTz001"})
     endpoint = Endpoint(
-        [Message(role="assistant", content="", tool_calls=(call,), opaque={"reasoning": "hm"}), told("ok")]
+        [Message(role="assistant", content="", tool_calls=(call,), opaque={"reasoning": "hm"}), user_said("ok")]
     )
     user = model_user(endpoint)
     opening = [asked("Please check.")]
