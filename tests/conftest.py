@@ -40,6 +40,7 @@ def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.support.fakes import tiny_model, tiny_tokenizer
 
     folder = tmp_path_factory.mktemp("policy")
-    tiny_model(sharpen=1.0).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    tokenizer = tiny_tokenizer()
+    tiny_model(sharpen=1.0, vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder

@@ -1,100 +1,33 @@
 """The local engine against plain full forward passes of the same model."""
 
-import hashlib
-import json
 import math
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from scipy import stats
-from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import GraniteConfig, GraniteForCausalLM, PreTrainedModel
 
 from rti_exp.engines.base import GenerateRequest, RequestsFailed, Sampling, ScoreRequest
 from rti_exp.engines.compiled_forward import CompiledForward
 from rti_exp.engines.failed_requests import generate_each, score_each
-from rti_exp.engines.local import LocalEngine
 from rti_exp.experiment.parts import default_engine
-from rti_exp.types import Completion, Failure, FailureKind
+from rti_exp.types import Failure, FailureKind
 from tests.support.fakes import tiny_gpt2, tiny_model
-
-VOCABULARY = 400
-STOPS = (2, 5, 17, 30, 77, 123, 200, 250, 251, 302, 333)
-
-
-def tiny_granite() -> GraniteForCausalLM:
-    """A model that scales its logits after the head."""
-    config = GraniteConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        logits_scaling=0.25,
-        max_position_embeddings=512,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return GraniteForCausalLM(config).eval()
-
-
-MODELS = {
-    "qwen3": lambda: tiny_model(sharpen=5.0),
-    "eager": lambda: tiny_model(sharpen=5.0, attention="eager"),
-    "gpt2": tiny_gpt2,
-    "granite": tiny_granite,
-}
-
-
-@torch.no_grad()
-def full_log_probs(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
-    logits = model(input_ids=torch.tensor([[*prompt, *tokens]]), use_cache=False).logits[0].float()
-    positions = torch.arange(len(prompt) - 1, len(prompt) + len(tokens) - 1)
-    return logits.log_softmax(dim=1)[positions, torch.tensor(tokens)].tolist()
-
-
-def ids(draw: random.Random, least: int, most: int) -> tuple[int, ...]:
-    return tuple(draw.randrange(VOCABULARY) for _ in range(draw.randint(least, most)))
-
-
-def requests_for(
-    draw: random.Random, prompts: Sequence[tuple[int, ...]], *, most: int = 15, temperature: float = 1.0
-) -> list[GenerateRequest]:
-    return [
-        GenerateRequest(
-            prompt_ids=prompt,
-            sampling=Sampling(temperature=temperature, max_tokens=draw.randint(1, most), stop_ids=STOPS),
-            seed=draw.randrange(2**63),
-        )
-        for prompt in prompts
-    ]
-
-
-def conversation_calls(engine: LocalEngine, seed: int) -> list[tuple[GenerateRequest, Completion]]:
-    """Ragged conversations of several turns, begun in groups, with forks from earlier turns on the way."""
-    draw = random.Random(seed)
-    prompts = [prompt for prompt in [ids(draw, 1, 40) for _ in range(5)] for _ in range(3)]
-    history: list[tuple[GenerateRequest, Completion]] = []
-    for _ in range(4):
-        requests = requests_for(draw, prompts)
-        completions = engine.generate(requests)
-        history += zip(requests, completions, strict=True)
-        prompts = [
-            request.prompt_ids + completion.token_ids + ids(draw, 1, 12)
-            for request, completion in zip(requests, completions, strict=True)
-            if draw.random() < 0.8
-        ]
-        forks = draw.sample(history, 3)
-        prompts += [request.prompt_ids + completion.token_ids[:1] + ids(draw, 2, 9) for request, completion in forks]
-    return history
+from tests.support.local_engine import (
+    MODELS,
+    STOPS,
+    VOCABULARY,
+    conversation_calls,
+    fingerprint,
+    full_log_probs,
+    ids,
+    requests_for,
+)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -280,15 +213,6 @@ def test_neither_batch_nor_cache_changes_what_is_sampled():
     assert cases > 250
 
 
-def fingerprint(engine: LocalEngine) -> str:
-    """Of ids, log-probs and scores, to the bit."""
-    history = conversation_calls(engine, seed=5)
-    scores = engine.score([ScoreRequest(prompt_ids=r.prompt_ids, token_ids=c.token_ids) for r, c in history])
-    parts = [[c.token_ids, [value.hex() for value in c.log_probs]] for _, c in history]
-    text = json.dumps([parts, [[value.hex() for value in row] for row in scores]])
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_same_calls_give_the_same_bits_in_a_used_engine_and_in_another_process(compiled: bool) -> None:
     model = tiny_model(sharpen=5.0)
@@ -304,7 +228,9 @@ def test_the_same_calls_give_the_same_bits_in_a_used_engine_and_in_another_proce
     assert fingerprint(used) == expected
     script = (
         "import torch; torch.set_num_threads(1)\n"
-        "from tests.engines.test_local import *\n"
+        "from rti_exp.experiment.parts import default_engine\n"
+        "from tests.support.fakes import tiny_model\n"
+        "from tests.support.local_engine import fingerprint\n"
         f"print(fingerprint(default_engine(tiny_model(sharpen=5.0), compiled={compiled})))"
     )
     environment = os.environ | {"PYTHONHASHSEED": "77", "OMP_NUM_THREADS": str(torch.get_num_threads())}
@@ -416,54 +342,3 @@ def test_models_that_cannot_be_run_row_by_row_are_refused():
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="flash_attention_2"):
         default_engine(model)
-
-
-def test_what_was_computed_in_another_precision_is_not_gone_on_with():
-    """Half of what a mixed-precision run does is inside of autocast; keys and values of the two do not mix."""
-    model = tiny_model(sharpen=5.0)
-    engine = default_engine(model)
-    request = GenerateRequest(prompt_ids=tuple(range(3, 33)), sampling=Sampling(max_tokens=6), seed=0)
-    plain = engine.generate([request])
-    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
-        mixed = engine.generate([request])
-        assert mixed == default_engine(model).generate([request])
-    assert engine.generate([request]) == plain
-    assert mixed[0].log_probs != plain[0].log_probs
-
-
-class _Casts(TorchDispatchMode):
-    """Counts conversions of float32 tensors that have the shape of one of the model's matrices."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.shapes = {parameter.shape for parameter in model.parameters() if parameter.dim() == 2}
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in (torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default) and args[0].shape in self.shapes:
-            self.count += args[0].dtype is torch.float32
-        return func(*args, **(kwargs or {}))
-
-
-def test_under_autocast_weights_are_cast_once_a_call_and_again_after_they_changed() -> None:
-    """The model can be trained afterwards, with casts that autograd knows."""
-    model = tiny_model(sharpen=5.0)
-    engine = default_engine(model)
-    request = GenerateRequest(prompt_ids=tuple(range(3, 33)), sampling=Sampling(max_tokens=12), seed=0)
-    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
-        first = engine.generate([request])
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1.1)
-        engine.sync(1)
-        with _Casts(model) as casts:
-            second = engine.generate([request])
-        ids = torch.tensor([[*request.prompt_ids, *second[0].token_ids]])
-        log_probs_TV = model(input_ids=ids).logits[0].log_softmax(dim=1)
-        log_probs_TV.sum().backward()
-    assert len(second[0].token_ids) == 12
-    expected = log_probs_TV[range(29, 41), second[0].token_ids].tolist()
-    assert second[0].log_probs == pytest.approx(expected, abs=0.1)
-    assert second[0].log_probs != first[0].log_probs
-    assert 0 < casts.count <= sum(parameter.dim() == 2 for parameter in model.parameters())
-    assert all(parameter.grad is not None for parameter in model.parameters())

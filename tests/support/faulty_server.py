@@ -20,6 +20,8 @@ from typing import Any
 
 from rti_exp.config.defaults import default_settings
 from rti_exp.config.remote_settings import RemoteSettings
+from rti_exp.engines.remote import ChatRequest
+from rti_exp.types import Message
 
 MODEL = "teacher"
 Answer = Callable[[dict[str, Any]], Any]
@@ -204,3 +206,10 @@ class Handler(BaseHTTPRequestHandler):
     def reset(self) -> None:
         self.close_connection = True
         self.connection.close()
+
+
+HELLO = [Message(role="user", content="hi")]
+
+
+def asked(*texts: str) -> list[ChatRequest]:
+    return [ChatRequest(messages=[Message(role="user", content=text)]) for text in texts]

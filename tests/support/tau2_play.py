@@ -19,7 +19,7 @@ pytest.importorskip("deepdiff", reason="needs the extra tau2")
 
 from rti_exp.envs.base import StepResult
 from rti_exp.envs.tau2 import Tau2
-from rti_exp.envs.tau2.episode import Tau2Episode
+from rti_exp.envs.tau2.episode import Rules, Tau2Episode
 from rti_exp.types import Message, Task, ToolCall
 
 TRANSFERRED = "YOU ARE BEING TRANSFERRED TO A HUMAN AGENT. PLEASE HOLD ON."
@@ -132,3 +132,17 @@ def official_reward(
     module = evaluator()
     info = module.evaluate_simulation(run, task, module.EvaluationType.ALL, solo, domain)
     return info.reward, {basis.value: value for basis, value in (info.reward_breakdown or {}).items()}
+
+
+ROAMING = "[mobile_data_issue]airplane_mode_on|user_abroad_roaming_enabled_off[PERSONA:None]"
+
+CREATE = task_of("mock", "create_task_1")
+
+UNSCORED = "create_task_1_with_env_assertions"  # its evaluation raises until the task is created
+
+
+def start(task: Task = CREATE, /, **rules: Any) -> Tau2Episode:
+    domain = task.id.partition("/")[0]
+    whole = world(domain)
+    known = benchmark_task(domain, task)
+    return Tau2Episode(whole._domain, task, known, whole.user_of(known), Rules(**rules))

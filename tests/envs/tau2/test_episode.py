@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -16,32 +15,24 @@ from rti_exp.envs.tau2.episode import GREETING, Rules, Tau2Episode
 from rti_exp.envs.tau2.records import CopyOnRead
 from rti_exp.envs.tau2.users import Said
 from rti_exp.experiment.parts import default_environment
-from rti_exp.types import Message, Task, ToolCall
+from rti_exp.types import Message, ToolCall
 from tests.support.tau2_play import (
-    TRANSFERRED,
+    CREATE,
+    ROAMING,
+    UNSCORED,
     benchmark_task,
     gold_turns,
     official_reward,
     play,
     random_turns,
     say,
+    start,
     task_of,
     use,
     world,
 )
 
-ROAMING = "[mobile_data_issue]airplane_mode_on|user_abroad_roaming_enabled_off[PERSONA:None]"
-CREATE = task_of("mock", "create_task_1")
 TITLE = "Important Meeting"
-UNSCORED = "create_task_1_with_env_assertions"
-"""Its evaluation raises until the task is created."""
-
-
-def start(task: Task = CREATE, /, **rules: Any) -> Tau2Episode:
-    domain = task.id.partition("/")[0]
-    whole = world(domain)
-    known = benchmark_task(domain, task)
-    return Tau2Episode(whole._domain, task, known, whole.user_of(known), Rules(**rules))
 
 
 def observed(result: StepResult) -> list[tuple[str, str]]:
@@ -248,54 +239,6 @@ def test_records_that_are_read_are_copies() -> None:
     records["d"] = [4]
     assert records.copy() == {"a": [1, 0, 9], "b": [2, 0, 9], "d": [4]}
     assert shared == {"a": [1], "b": [2], "c": [3]}
-
-
-def test_evidence_tells_what_failed_and_the_solution_at_reference_only() -> None:
-    episode = start(task_of("telecom", ROAMING))
-    episode.step(use("run_speed_test"))
-    assert episode.evidence("none").text == ""
-    evidence = episode.evidence("rubric")
-    assert evidence.rubric == (
-        "ENV_ASSERTION: user: mobile_data_status(expected_status=True)",
-        "ENV_ASSERTION: user: internet_speed(expected_speed=200, expected_desc='excellent')",
-        "END: the conversation comes to its end",
-    )
-    assert evidence.failed == (
-        "ENV_ASSERTION user: mobile_data_status(expected_status=True)",
-        "ENV_ASSERTION user: internet_speed(expected_speed=200, expected_desc='excellent')",
-        "END (it was not ended)",
-    )
-    assert evidence.reference is None
-    assert episode.evidence("reference").reference == (
-        'user: {"name": "toggle_airplane_mode", "arguments": {}}; user: {"name": "toggle_roaming", "arguments": {}}'
-    )
-
-
-def test_evidence_counts_the_information_that_it_must_not_name() -> None:
-    episode = start(task_of("mock", "impossible_task_1"))
-    assert episode.evidence("rubric").failed == ("ACTION (1 of 1 missing)", "END (it was not ended)")
-    episode.step(use("transfer_to_human_agents", summary="x"))
-    result = episode.step(say(TRANSFERRED))
-    assert (result.reward, dict(result.reward_parts)) == (1.0, {"DB": 1.0, "ACTION": 1.0})
-    assert episode.evidence("rubric").failed == ()
-
-
-@pytest.mark.parametrize("domain", ["mock", "telecom"])
-def test_no_gold_action_is_in_the_evidence_below_reference(domain: str) -> None:
-    for task in world(domain).tasks("train"):
-        if task.payload["task"] == UNSCORED:
-            continue
-        criteria = benchmark_task(domain, task).evaluation_criteria
-        shown = start(task).evidence("rubric").text
-        for action in criteria.actions or ():
-            assert action.name not in shown, task.id
-        for text in criteria.communicate_info or ():
-            assert text not in shown, task.id
-
-
-def test_the_evidence_can_repeat_the_policy() -> None:
-    episode = start(policy_in_evidence=True)
-    assert episode.evidence("rubric").rubric[0].startswith("policy: # Mock Domain Policy")
 
 
 def test_an_evaluator_that_raises_gives_no_reward() -> None:
