@@ -6,6 +6,7 @@ torch is imported only once the config is checked, the policy is there, and the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -26,9 +27,10 @@ from rti_exp.experiment.build import build_experiment, build_logger
 from rti_exp.experiment.checks import check_parts
 from rti_exp.experiment.trainer import check_accelerator, prepare_process
 from rti_exp.processes.signals import end_with_the_parent, handled
-from rti_exp.runs import Run, RunBroken, RunDone, RunLocked, is_done
+from rti_exp.runs import Run, RunBroken, RunDone, RunLocked, is_done, now
 from rti_exp.runs.redaction import redact_output
 from rti_exp.sweep.display import next_commands
+from rti_exp.sweep.ranks import OtherRanks, RankFailed, reporting
 from rti_exp.sweep.runner import SWEEP_PID
 from rti_exp.tracking.loggers import check_logger, unfailing
 
@@ -55,17 +57,18 @@ def run_job(cfg: DictConfig, *, overrides: Sequence[str] = (), default_study: st
     """
     redact_output()
     config = check(cfg)
-    check_parts(config)
     study = config.top.study_or(default_study)
     directory = config.directory(study)
-    first = _is_first_rank(config)
-    if not config.top.fresh and is_done(directory):
-        if first:
-            print(f"already done: {directory} (fresh=true starts over)")
-        return DONE
-    if not first:  # rank 0 holds the directory
+    done = not config.top.fresh and is_done(directory)
+    if not _is_first_rank(config):  # rank 0 holds the directory
         end_with_the_parent()  # else it may wait for rank 0, which is gone, for half an hour
-        return _train(config, None, directory)
+        with reporting(directory):
+            check_parts(config)
+            return DONE if done else _train(config, None, directory)
+    check_parts(config)
+    if done:
+        print(f"already done: {directory} (fresh=true starts over)")
+        return DONE
     check_logger(config)
     check_accelerator(config.trainer.accelerator)
     try:
@@ -131,6 +134,10 @@ def _recorded(config: Config, run: Run) -> int:
         _finish(run, "interrupted", None)
         print(f"interrupted ({error}); the same command goes on from the last checkpoint", file=sys.stderr)
         return INTERRUPTED
+    except RankFailed as error:
+        _finish(run, "failed", error)
+        print(f"failed: {error}", file=sys.stderr)
+        return FAILED
     except SettingsError as error:
         _finish(run, "failed", error)
         print(f"bad config: {error}", file=sys.stderr)
@@ -149,7 +156,10 @@ def _finish(run: Run, state: str, error: BaseException | None) -> None:
     if is_done(run.directory):  # what came after that is no matter of the run's
         return
     try:
-        run.finish(state, error)
+        if isinstance(error, RankFailed):
+            run.update(state=state, ended=now(), error=error.record)
+        else:
+            run.finish(state, error)
     except OSError as broken:  # a full disk: the status from before stands
         print(f"the state {state!r} could not be written: {broken}", file=sys.stderr)
 
@@ -159,15 +169,10 @@ def _train(config: Config, run: Run | None, directory: Path) -> int:
     logger = build_logger(config, run) if run is not None else None
     state = "failed"
     try:
-        experiment = build_experiment(config, run, directory=directory)
-        if run is not None:
-            if told := too_few_tasks(config.evaluation.tasks, len(experiment.heldout)):
-                print(told)
-            run.listeners.append(_printer(config))
-            if logger is not None:
-                run.listeners.append(unfailing(logger.log))
-        experiment.fit()
-        if run is not None:
+        if run is None:
+            build_experiment(config, None, directory=directory).fit()
+        else:
+            _fit(config, run, logger)
             run.finish("done")
         state = "done"
     except Interrupted:
@@ -177,6 +182,35 @@ def _train(config: Config, run: Run | None, directory: Path) -> int:
         if logger is not None and run is not None:
             _end_logger(logger, state, run)
     return DONE
+
+
+def _fit(config: Config, run: Run, logger: RunLogger | None) -> None:
+    """
+    Raises:
+        RankFailed: another rank broke.
+    """
+    ranks = OtherRanks(run.directory)
+    several = config.trainer.devices * config.trainer.num_nodes > 1
+    with ranks.watched(functools.partial(_end_at_once, run, ranks)) if several else contextlib.nullcontext():
+        experiment = build_experiment(config, run, directory=run.directory)
+        ranks.trainer = experiment.trainer
+        if told := too_few_tasks(config.evaluation.tasks, len(experiment.heldout)):
+            print(told)
+        run.listeners.append(_printer(config))
+        if logger is not None:
+            run.listeners.append(unfailing(logger.log))
+        experiment.fit()
+
+
+def _end_at_once(run: Run, ranks: OtherRanks, record: dict[str, str]) -> None:
+    """Another rank broke. No exception would reach the main thread while it hangs in a collective operation."""
+    error = RankFailed(record)
+    _finish(run, "failed", error)
+    print(f"failed: {error}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    for child in ranks.children:
+        child.kill()
+    os._exit(FAILED)
 
 
 def _end_logger(logger: RunLogger, state: str, run: Run) -> None:

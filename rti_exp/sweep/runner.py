@@ -20,6 +20,7 @@ from rti_exp.processes.signals import signals_as_interrupt
 from rti_exp.runs import RunUnwritable, death_record, read_status, settle
 from rti_exp.sweep.display import Display
 from rti_exp.sweep.jobs import Job, Sweep, identity, take_over
+from rti_exp.sweep.ranks import death, reported
 
 CHILD = (sys.executable, "-m", "rti_exp.train")
 SWEEP_PID = "RTI_EXP_SWEEP_PID"
@@ -142,7 +143,8 @@ def _ended(job: Job, code: int, status: Mapping[str, Any], *, is_childs: bool) -
     if is_childs and status.get("state") in ("failed", "interrupted"):
         error = status.get("error")
         return status["state"], f"{error['type']}: {error['message']}" if error else None
-    record = death_record(*_death(code), log=job.directory / "job.log")
+    # If Lightning killed rank 0, another rank may have left its reason.
+    record = reported(job.directory) or death_record(*_death(code), log=job.directory / "job.log")
     settle(job.directory, state="failed", error=record, identity=identity(job))
     lines = [line for line in record["traceback"].splitlines() if line.strip()]
     last = f"; its last output: {lines[-1].strip()[:300]}" if lines and code > 0 else ""
@@ -150,10 +152,6 @@ def _ended(job: Job, code: int, status: Mapping[str, Any], *, is_childs: bool) -
 
 
 def _death(code: int) -> tuple[str, str]:
-    if code < 0:
-        name = signal.Signals(-code).name
-        hint = " (kill -9, or the machine ran out of memory)" if name == "SIGKILL" else ""
-        return "Killed", f"the process was ended by {name}{hint}"
     if code == 0:
         return "Vanished", "the process ended with exit code 0 before the run was done"
-    return "Exited", f"the process ended with exit code {code}"
+    return death(code, "the process")

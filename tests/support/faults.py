@@ -40,10 +40,22 @@ HOSTILE = (
 """Control tokens and fake turns, terminal codes, markup, templates, paths, bytes that JSON and UTF-8 do not like."""
 
 
+class Broken(BaseException):
+    """Beyond what environments may raise, so that it ends the process."""
+
+
 def break_down(fault: str, note: str | None) -> None:
     """Do it. `note` is a file that gets the process ids of what is left behind."""
     if fault == "raise":
         raise RuntimeError("the town is closed")
+    if " on rank 1" in fault:
+        if os.environ.get("LOCAL_RANK") != "1":
+            return
+        if fault == "end on rank 1":
+            os._exit(7)
+        if fault == "kill on rank 1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise Broken("the town of rank 1 is closed")
     if fault == "leak":
         raise RuntimeError(f"401 for https://api.example.org/?key={os.environ['OPENAI_API_KEY']}")
     if fault == "hang":
