@@ -189,11 +189,12 @@ def _fit(config: Config, run: Run, logger: RunLogger | None) -> None:
     Raises:
         RankFailed: another rank broke.
     """
-    ranks = OtherRanks(run.directory)
     several = config.trainer.devices * config.trainer.num_nodes > 1
-    with ranks.watched(functools.partial(_end_at_once, run, ranks)) if several else contextlib.nullcontext():
+    ranks = OtherRanks(run.directory) if several else None
+    with contextlib.nullcontext() if ranks is None else ranks.watched(functools.partial(_end_at_once, run, ranks)):
         experiment = build_experiment(config, run, directory=run.directory)
-        ranks.trainer = experiment.trainer
+        if ranks is not None:
+            ranks.trainer = experiment.trainer
         if told := too_few_tasks(config.evaluation.tasks, len(experiment.heldout)):
             print(told)
         run.listeners.append(_printer(config))
